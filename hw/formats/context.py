@@ -1,0 +1,84 @@
+"""What the configuration bus writes: contexts of queues and the timing words.
+
+The bus stands for the command interface of a real NIC, which is out of scope. Writing a context also sets the
+block's own state of that queue (indices, PSNs) to the start values in it.
+"""
+
+from amaranth.hdl import unsigned
+from amaranth.lib import data, enum
+
+from .tlp import ADDRESS_BITS
+
+__all__ = ["ConfigWrite", "CqContext", "RxContext", "SqContext", "Table", "TxContext"]
+
+
+class Table(enum.Enum, shape=4):
+    TIMING = 0
+    SQ = 1
+    TX = 2
+    RX = 3
+    CQ = 4
+
+
+class ConfigWrite(data.Struct):
+    """One write on the configuration bus; accepted in the cycle in which it is valid."""
+
+    table: Table
+    #: QP or CQ index, or the number of the timing word.
+    index: 16
+    data: unsigned(512)
+
+
+class SqContext(data.Struct):
+    """Send queue: used by the doorbell and the work-queue engine."""
+
+    valid: 1
+    qpn: 24
+    #: Address of block 0; 64-byte aligned.
+    base: ADDRESS_BITS
+    #: log2 of the depth in blocks, 1 to 15.
+    depth_log2: 4
+    #: Producer index and fetch index at the start.
+    start_index: 16
+    mtu_log2: 4
+
+
+class TxContext(data.Struct):
+    """Requester side of a connection."""
+
+    valid: 1
+    qpn: 24
+    peer_qpn: 24
+    peer_node: 8
+    start_psn: 24
+    mtu_log2: 4
+
+
+class RxContext(data.Struct):
+    """Responder side of a connection."""
+
+    valid: 1
+    qpn: 24
+    peer_qpn: 24
+    peer_node: 8
+    expected_psn: 24
+    start_msn: 24
+    mtu_log2: 4
+
+
+class CqContext(data.Struct):
+    """Completion queue of the QP with the same index."""
+
+    valid: 1
+    qpn: 24
+    #: Address of entry 0; 64-byte aligned.
+    base: ADDRESS_BITS
+    #: log2 of the depth in CQEs.
+    depth_log2: 5
+    #: Entry 0 is rewritten in place.
+    collapsed: 1
+    start_index: 24
+
+
+for _context in (SqContext, TxContext, RxContext, CqContext):
+    assert data.Layout.cast(_context).size <= 512

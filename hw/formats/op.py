@@ -1,0 +1,97 @@
+"""What a NIC is asked to do and how it ended, free of any vendor's format (decision 6)."""
+
+from amaranth.hdl import unsigned
+from amaranth.lib import data, enum
+
+__all__ = ["Completion", "Op", "Piece", "PushLine", "Retirement", "Ring", "Status", "Verb"]
+
+
+class Verb(enum.Enum, shape=4):
+    NOP = 0
+    WRITE = 1
+
+
+class Status(enum.Enum, shape=8):
+    """Completion status; the values are mlx5 syndromes, 0 is success."""
+
+    SUCCESS = 0x00
+    LOCAL_QP_OPERATION = 0x02
+
+
+class Op(data.Struct):
+    """One operation of a send queue."""
+
+    verb: Verb
+    #: QP context index.
+    qp: 12
+    #: Index of the WQE's first block, and its blocks.
+    wqe_index: 16
+    blocks: 5
+    signaled: 1
+    solicited: 1
+    #: Bytes of the message.
+    length: 32
+    raddr: 64
+    rkey: 32
+    #: Opcode byte of the WQE, returned in the CQE.
+    vendor_opcode: 8
+    #: Anything but SUCCESS: the WQE could not be decoded; it is completed so and sends nothing.
+    status: Status
+
+
+class Piece(data.Struct):
+    """A run of a message's bytes: in memory, or inline in lanes of `data`."""
+
+    inline: 1
+    #: First byte: bus address, or (inline) its lane in bits 5:0.
+    address: 64
+    lkey: 32
+    #: Bytes; inline at most 64 within one line. Never 0.
+    length: 32
+    #: Ends the message.
+    last: 1
+    #: log2 of the path MTU.
+    mtu_log2: 4
+    qp: 12
+    wqe_index: 16
+    data: unsigned(512)
+
+
+class Completion(data.Struct):
+    """A retired WQE that is to be reported."""
+
+    qp: 12
+    wqe_index: 16
+    vendor_opcode: 8
+    length: 32
+    status: Status
+
+
+class Ring(data.Struct):
+    """A doorbell, decoded: send work up to `producer`."""
+
+    #: QP context index and the QPN that was written.
+    qp: 12
+    qpn: 24
+    #: Producer index after the ring, modulo 65536.
+    producer: 16
+    #: The WQE came with the doorbell (BlueFlame): `blocks` lines follow on the push stream.
+    pushed: 1
+    #: Index and blocks of the pushed WQE.
+    index: 16
+    blocks: 3
+
+
+class PushLine(data.Struct):
+    """One 64-byte block of a pushed WQE."""
+
+    data: unsigned(512)
+    #: Last block of its push.
+    last: 1
+
+
+class Retirement(data.Struct):
+    """A WQE left the send queue; its blocks may be fetched ahead again."""
+
+    qp: 12
+    blocks: 5

@@ -1,0 +1,131 @@
+"""Bytes from the lanes where they are to the lanes where they belong."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+__all__ = ["Line", "Realigner", "rotate_left_bytes"]
+
+
+class Line(data.Struct):
+    """A run of bytes within one 64-byte line."""
+
+    data: unsigned(512)
+    #: Lane of the first byte.
+    lane: 6
+    #: Bytes, 0 to 64; lane + count is at most 64.
+    count: 7
+    #: Ends the run that is being realigned.
+    last: 1
+
+
+def rotate_left_bytes(m, value, amount, name):
+    """`value` rotated left by `amount` bytes (lane i moves to lane i + amount), as log2 stages."""
+    lanes = len(value) // 8
+    for bit in range(len(amount)):
+        shifted = Signal(len(value), name=f"{name}_{bit}")
+        shift = 8 << bit
+        m.d.comb += shifted.eq(Mux(amount[bit], Cat(value[-shift:], value[:-shift]), value))
+        value = shifted
+    assert lanes == 1 << len(amount)
+    return value
+
+
+class Realigner(wiring.Component):
+    """Packs runs of bytes from any lanes into full lines that start at a given lane.
+
+    Parameters
+    ----------
+    none
+
+    Members
+    -------
+    i : In(stream of `Line`)
+        Pieces of a run, in order; a piece may be of any size from 0 (only with `last`) to 64.
+    start : In(6)
+        Lane at which the run's first byte shall come out; sampled with each run's first piece.
+    o : Out(stream of `Line`)
+        Lines of the run: the first from lane `start`, all others from lane 0, all but the last up to lane 63.
+    empty : Out(1)
+        Nothing is held.
+
+    Timing
+    ------
+    One piece in and one line out per cycle; a run whose bytes spill into one more line takes one more cycle at its end.
+    The output is combinational from the input.
+    """
+
+    def __init__(self):
+        super().__init__({
+            "i": In(stream.Signature(Line)),
+            "start": In(6),
+            "o": Out(stream.Signature(Line)),
+            "empty": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        # Held: bytes of the current output line below `fill`, from lane `base`.
+        held = Signal(512)
+        fill, base = Signal(6), Signal(6)
+        running, flush = Signal(), Signal()
+
+        position, first = Signal(6), Signal(6)
+        m.d.comb += [
+            position.eq(Mux(running, fill, self.start)),
+            first.eq(Mux(running, base, self.start)),
+        ]
+        amount = Signal(6)
+        m.d.comb += amount.eq(position - self.i.payload.lane)
+        rotated = rotate_left_bytes(m, self.i.payload.data, amount, "rotated")
+
+        # Lanes from `position` up take the new bytes, those below keep the held ones. (A mask, so that one word operation
+        # serves all lanes.)
+        keep = Signal(64)
+        m.d.comb += keep.eq((Const(1, 65) << position) - 1)
+        keep_bits = Cat(*(bit.replicate(8) for bit in keep))
+        merged = Signal(512)
+        m.d.comb += merged.eq((held & keep_bits) | (rotated & ~keep_bits))
+
+        end = Signal(8)
+        full, spills = Signal(), Signal()
+        m.d.comb += [
+            end.eq(position + self.i.payload.count),
+            full.eq(end >= 64),
+            spills.eq(end > 64),
+        ]
+
+        with m.If(flush):
+            m.d.comb += [
+                self.o.payload.data.eq(held),
+                self.o.payload.lane.eq(base),
+                self.o.payload.count.eq(fill - base),
+                self.o.payload.last.eq(1),
+                self.o.valid.eq(1),
+            ]
+            with m.If(self.o.ready):
+                m.d.sync += [flush.eq(0), running.eq(0)]
+        with m.Else():
+            emits = Signal()
+            m.d.comb += [
+                emits.eq(full | self.i.payload.last),
+                self.o.payload.data.eq(merged),
+                self.o.payload.lane.eq(first),
+                self.o.payload.count.eq(Mux(full, 64 - first, end - first)),
+                self.o.payload.last.eq(self.i.payload.last & ~spills),
+                self.o.valid.eq(self.i.valid & emits),
+                self.i.ready.eq(self.o.ready | ~emits),
+            ]
+            with m.If(self.i.valid & self.i.ready):
+                with m.If(self.i.payload.last & ~spills):
+                    m.d.sync += running.eq(0)
+                with m.Else():
+                    m.d.sync += [
+                        running.eq(1),
+                        fill.eq(end[:6]),
+                        held.eq(Mux(spills, rotated, merged)),
+                        base.eq(Mux(full, 0, first)),
+                        flush.eq(self.i.payload.last),
+                    ]
+        m.d.comb += self.empty.eq(~running & ~flush)
+        return m

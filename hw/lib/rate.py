@@ -1,0 +1,63 @@
+"""A rate as a fixed-point cost: the time at which the next item may go."""
+
+from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from .delay import NOW_BITS
+
+__all__ = ["RateMeter"]
+
+
+class RateMeter(wiring.Component):
+    """Keeps the time until which a resource is busy.
+
+    Parameters
+    ----------
+    fraction : int
+        Fraction bits of the cost.
+    width : int
+        Width of the cost.
+
+    Members
+    -------
+    now : In
+    cost : In(width)
+        Cycles (fixed point) that the item takes.
+    charge : In(1)
+        Takes the item in this cycle; only while `open`.
+    open : Out(1)
+        The resource is free in this cycle, or will be before the next.
+    ends : Out
+        First whole cycle in which everything charged has been sent, this cycle's item included.
+    free_at : Out
+        Whole cycle from which `open` holds.
+
+    Timing
+    ------
+    Exact on average: fractions carry over while the resource is busy. One charge per cycle.
+    """
+
+    def __init__(self, fraction, width):
+        self._fraction, self._width = fraction, width
+        super().__init__({
+            "now": In(NOW_BITS), "cost": In(width), "charge": In(1),
+            "open": Out(1), "ends": Out(NOW_BITS), "free_at": Out(NOW_BITS),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        fraction = self._fraction
+        busy_until = Signal(NOW_BITS + fraction)
+        start, end = Signal.like(busy_until), Signal.like(busy_until)
+        m.d.comb += [
+            self.free_at.eq(busy_until[fraction:]),
+            self.open.eq(self.free_at <= self.now),
+            # Busy until some point within this cycle: the next item follows without a gap.
+            start.eq(Mux(self.free_at < self.now, Const(0, fraction + NOW_BITS) | (self.now << fraction), busy_until)),
+            end.eq(start + self.cost),
+            self.ends.eq(end[fraction:] + (end[:fraction] != 0)),
+        ]
+        with m.If(self.charge):
+            m.d.sync += busy_until.eq(end)
+        return m

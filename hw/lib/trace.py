@@ -1,0 +1,70 @@
+"""Events out of a block, and the meter that turns a stall into one event."""
+
+from amaranth.hdl import Module, Signal, unsigned
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..formats.events import EventKind, Stall
+
+__all__ = ["Probe", "StallMeter", "probes"]
+
+
+class Probe(wiring.Signature):
+    """An event port: `payload` is logged in each cycle in which `valid` is high.
+
+    Parameters
+    ----------
+    kind : EventKind
+    layout : Struct of the payload, at most 160 bits
+    """
+
+    def __init__(self, kind, layout):
+        self.kind, self.layout = kind, layout
+        super().__init__({"valid": Out(1), "payload": Out(layout)})
+
+    def __eq__(self, other):
+        return isinstance(other, Probe) and (self.kind, self.layout) == (other.kind, other.layout)
+
+
+def probes(component):
+    """(name, kind, interface) of every probe among a component's members."""
+    for name, member in component.signature.members.items():
+        if member.is_signature and isinstance(member.signature, Probe):
+            yield name, member.signature.kind, getattr(component, name)
+
+
+class StallMeter(wiring.Component):
+    """Counts the cycles of a stall and reports them when it ends.
+
+    Parameters
+    ----------
+    cause : StallCause
+    where : int
+        Instance number that goes into the event.
+
+    Members
+    -------
+    stalled : In(1)
+        High in each cycle lost to this cause.
+    event : Out(Probe)
+        One event in the first cycle after a stall.
+    """
+
+    def __init__(self, cause, where=0):
+        self._cause, self._where = cause, where
+        super().__init__({"stalled": In(1), "event": Out(Probe(EventKind.STALL, Stall))})
+
+    def elaborate(self, platform):
+        m = Module()
+        lost = Signal(32)
+        with m.If(self.stalled):
+            m.d.sync += lost.eq(lost + 1)
+        with m.Elif(lost != 0):
+            m.d.sync += lost.eq(0)
+        m.d.comb += [
+            self.event.valid.eq(~self.stalled & (lost != 0)),
+            self.event.payload.cause.eq(self._cause),
+            self.event.payload.where.eq(self._where),
+            self.event.payload.cycles.eq(lost),
+        ]
+        return m
