@@ -224,6 +224,8 @@ class Stall(data.Struct):
     #: Which instance: link number, or 0.
     where: 4
     cycles: 32
+    #: High while the stall lasts (then nothing is logged): the node must not sleep, or cycles would go uncounted.
+    active: 1
 
 
 #: Payload layout of each kind.

@@ -66,5 +66,6 @@ class StallMeter(wiring.Component):
             self.event.payload.cause.eq(self._cause),
             self.event.payload.where.eq(self._where),
             self.event.payload.cycles.eq(lost),
+            self.event.payload.active.eq(self.stalled),
         ]
         return m

@@ -1,0 +1,185 @@
+"""The NIC: from a doorbell to packets, and from packets to memory and completions."""
+
+from amaranth.hdl import Cat, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from .config import FaultTiming, NicTiming, WireTiming
+from .cq_engine import CqEngine
+from .dma import DmaRead, DmaWrite
+from .doorbell import Doorbell
+from .formats.events import StallCause
+from .formats.roce import WireBeat
+from .formats.tlp import ReadBeat
+from .gather import Gather
+from .lib.arbiter import Arbiter
+from .lib.delay import NOW_BITS, earliest
+from .lib.stream import connect
+from .pcie import Pcie
+from .qp_context import ConfigPort, QpContext
+from .requester import Requester
+from .responder import Responder
+from .wire import Wire
+from .wq_engine import WqEngine
+
+__all__ = ["Nic"]
+
+#: Tags from here on belong to payload reads, those below to WQE fetches.
+PAYLOAD_TAG_BASE = 512
+
+
+class Nic(wiring.Component):
+    """An RDMA NIC with one PCIe port and one wire port.
+
+    Parameters
+    ----------
+    structure : Structure
+
+    Members
+    -------
+    up, down : the PCIe port, towards the fabric and from it
+        Reads that target the NIC are not served: nothing in a BAR of it is readable.
+    config : In(ConfigPort)
+    now : In
+    timing, wire_timing, faults : In
+        Sections of `Timing`.
+    mps_log2, mrrs_log2 : In(4)
+    rx_valid, rx_beat, tx_credit : In
+        From the link: a beat, a returned credit.
+    tx_valid, tx_beat, rx_credit : Out
+        To the link.
+    quiet, due : Out
+        Nothing changes before `due` unless an input arrives.
+    """
+
+    def __init__(self, structure):
+        self._structure = structure
+        super().__init__({
+            "up": Out(Pcie()),
+            "down": In(Pcie()),
+            "config": In(ConfigPort()),
+            "now": In(NOW_BITS),
+            "timing": In(NicTiming),
+            "wire_timing": In(WireTiming),
+            "faults": In(FaultTiming),
+            "mps_log2": In(4),
+            "mrrs_log2": In(4),
+            "rx_valid": In(1),
+            "rx_beat": In(WireBeat),
+            "tx_credit": In(1),
+            "tx_valid": Out(1),
+            "tx_beat": Out(WireBeat),
+            "rx_credit": Out(1),
+            "quiet": Out(1),
+            "due": Out(NOW_BITS),
+        })
+        self.contexts = QpContext(structure)
+        self.doorbell = Doorbell(structure)
+        self.wq_engine = WqEngine(structure)
+        self.gather = Gather(structure)
+        self.requester = Requester(structure)
+        self.responder = Responder(structure)
+        self.cq_engine = CqEngine(structure)
+        self.wqe_read = DmaRead(lines=structure.wqe_lines, tags=structure.wqe_tags, tag_base=0,
+                                tags_cause=StallCause.WQE_TAGS, lines_cause=StallCause.WINDOW)
+        self.payload_read = DmaRead(lines=structure.payload_lines, tags=structure.payload_tags,
+                                    tag_base=PAYLOAD_TAG_BASE, tags_cause=StallCause.PAYLOAD_TAGS,
+                                    lines_cause=StallCause.PAYLOAD_LINES)
+        self.write = DmaWrite()
+        self.wire = Wire(structure)
+        #: Name and block, in the order of the data path.
+        self.blocks = {
+            "doorbell": self.doorbell, "wq_engine": self.wq_engine, "wqe_read": self.wqe_read,
+            "gather": self.gather, "payload_read": self.payload_read, "requester": self.requester,
+            "wire": self.wire, "responder": self.responder, "cq_engine": self.cq_engine, "write": self.write,
+        }
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.contexts = self.contexts
+        for name, block in self.blocks.items():
+            m.submodules[name] = block
+        self._distribute(m)
+
+        # A doorbell becomes a ring, a ring becomes WQE fetches, WQEs become operations.
+        connect(m, wiring.flipped(self.down).posted, self.doorbell.writes)
+        connect(m, self.doorbell.rings, self.wq_engine.rings)
+        connect(m, self.doorbell.pushes, self.wq_engine.pushes)
+        connect(m, self.wq_engine.requests, self.wqe_read.requests)
+        connect(m, self.wqe_read.lines, self.wq_engine.lines)
+
+        # An operation's bytes are gathered, cut at the MTU, and joined with its headers.
+        connect(m, self.wq_engine.pieces, self.gather.pieces)
+        connect(m, self.gather.requests, self.payload_read.requests)
+        connect(m, self.payload_read.lines, self.gather.lines)
+        connect(m, self.wq_engine.ops, self.requester.ops)
+        connect(m, self.gather.payload, self.requester.payload)
+        connect(m, self.requester.packets, self.wire.requests)
+
+        # What comes in is placed and acknowledged, or acknowledges.
+        connect(m, self.wire.rx_requests, self.responder.packets)
+        connect(m, self.responder.acks, self.wire.acks)
+        connect(m, self.wire.rx_acks, self.requester.acks)
+
+        # A retired WQE frees its window and, if signalled, becomes a CQE.
+        m.d.comb += [
+            self.wq_engine.retired.valid.eq(self.requester.retired.valid),
+            self.wq_engine.retired.payload.eq(self.requester.retired.payload),
+        ]
+        connect(m, self.requester.completions, self.cq_engine.completions)
+
+        # Writes: payload and completions share one engine, so that nothing overtakes within the NIC.
+        for client, block in enumerate((self.responder, self.cq_engine)):
+            connect(m, block.writes, self.write.requests[client])
+            connect(m, block.lines, self.write.lines[client])
+        connect(m, self.write.posted, self.up.posted)
+
+        # Reads: the highest tag bit says whose completion it is.
+        m.submodules.reads = reads = Arbiter(ReadBeat, 2)
+        connect(m, self.wqe_read.reads, reads.i[0])
+        connect(m, self.payload_read.reads, reads.i[1])
+        connect(m, reads.o, self.up.reads)
+        arrived = self.down.completions
+        for reader, mine in ((self.wqe_read, ~arrived.payload.tag[-1]), (self.payload_read, arrived.payload.tag[-1])):
+            m.d.comb += [
+                reader.completions.payload.eq(arrived.payload),
+                reader.completions.valid.eq(arrived.valid & mine),
+            ]
+            with m.If(mine):
+                m.d.comb += arrived.ready.eq(reader.completions.ready)
+
+        # The wire port.
+        m.d.comb += [
+            self.wire.rx_valid.eq(self.rx_valid), self.wire.rx_beat.eq(self.rx_beat),
+            self.wire.tx_credit.eq(self.tx_credit), self.rx_credit.eq(self.wire.rx_credit),
+            self.tx_valid.eq(self.wire.tx_valid), self.tx_beat.eq(self.wire.tx_beat),
+        ]
+
+        blocks = self.blocks.values()
+        m.d.comb += [
+            self.quiet.eq(Cat(*(block.quiet for block in blocks)).all()),
+            self.due.eq(earliest(m, [block.due for block in blocks if hasattr(block, "due")])),
+        ]
+        return m
+
+    def _distribute(self, m):
+        """Time, configuration and contexts to the blocks that have a port for them."""
+        sections = {"timing": {self.wire: self.wire_timing}, "mps_log2": {}, "mrrs_log2": {}, "now": {}}
+        for block in self.blocks.values():
+            for name in sections:
+                if hasattr(block, name):
+                    m.d.comb += getattr(block, name).eq(sections[name].get(block, getattr(self, name)))
+            if hasattr(block, "config"):
+                m.d.comb += [block.config.valid.eq(self.config.valid), block.config.payload.eq(self.config.payload)]
+        m.d.comb += [
+            self.contexts.config.valid.eq(self.config.valid),
+            self.contexts.config.payload.eq(self.config.payload),
+            self.wqe_read.tags.eq(self.timing.wqe_tags),
+            self.payload_read.tags.eq(self.timing.payload_tags),
+            self.wire.rx.eq(self.timing.rx),
+            self.wire.faults.eq(self.faults),
+        ]
+        for reader, port in ((self.doorbell.sq, self.contexts.doorbell), (self.wq_engine.sq, self.contexts.sq),
+                             (self.requester.tx, self.contexts.tx), (self.responder.rx, self.contexts.rx),
+                             (self.cq_engine.cq, self.contexts.cq)):
+            m.d.comb += [port.address.eq(reader.address), reader.data.eq(port.data)]
