@@ -366,13 +366,12 @@ int bw_link(unsigned from, unsigned to, unsigned long long cycles) { return Engi
 int bw_preload(unsigned node, unsigned memory, unsigned long long offset, const unsigned char* bytes, unsigned long long length) {
     return Engine::get().preload(node, memory, offset, bytes, length);
 }
-int bw_start(unsigned long long limit, int skip, int record, int (*handler)()) {
+int bw_start(unsigned long long limit, int skip, int record, void (*handler)(unsigned long long, unsigned long long)) {
     Engine::get().handler = handler;
     return Engine::get().start(limit, skip, record);
 }
 void bw_stop() { Engine::get().stop(bellwire::Stop::asked); }
 int bw_flush(unsigned long long count) { return Engine::get().flush(count); }
-unsigned long long bw_wakes() { return Engine::get().take_wakes(); }
 void* bw_events(unsigned long long* count) {
     Engine& engine = Engine::get();
     engine.sort_events();
@@ -388,7 +387,7 @@ void bw_counters(unsigned long long* out) {
     out[4] = engine.events.size();
 }
 int bw_save(const char* path) { return Engine::get().save(path); }
-void bw_waves_open(const char* path) { Engine::get().models->trace_open(path); }
+int bw_waves_open(const char* path) { return Engine::get().models->trace_open(path); }
 void bw_waves_close() { Engine::get().models->trace_close(); }
 
 }  // extern "C"

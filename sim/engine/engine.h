@@ -130,7 +130,7 @@ public:
     virtual void reset() = 0;
     // Runs until a wake that no handler took, a stop, or the time `deadline` (steps).
     virtual Stop run(u64 deadline) = 0;
-    virtual void trace_open(const char* path) = 0;
+    virtual bool trace_open(const char* path) = 0;
     virtual void trace_close() = 0;
 };
 
@@ -191,7 +191,8 @@ public:
     u64 wakes = 0;      // records
     u64 visits = 0;     // times that Python ran for wakes
     u64 end = NEVER;    // last cycle of the recorded run
-    int (*handler)() = nullptr;
+    // Takes the last cycle and the number of records in `Shared::wakes`.
+    void (*handler)(unsigned long long, unsigned long long) = nullptr;
 
 private:
     static u64 line_key(u32 node, u32 memory, u64 offset) {

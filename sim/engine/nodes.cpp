@@ -122,22 +122,23 @@ public:
             if (engine.has_wakes()) {
                 ++engine.visits;
                 if (!engine.handler) return Stop::wake;
-                do engine.take_wakes();
-                while (engine.handler() == 0 && engine.running && engine.has_wakes());
+                do engine.handler(engine.shared->now, engine.take_wakes());
+                while (engine.running && engine.has_wakes());
                 if (!engine.running) return static_cast<Stop>(engine.shared->stop);
             }
         }
     }
 
-    void trace_open(const char* path) override {
+    bool trace_open(const char* path) override {
 #if VM_TRACE
         trace_close();
         waves_ = std::make_unique<Waves>();
         context_->trace(waves_.get(), 99);
         waves_->open(path);
+        return waves_->isOpen() || engine_.fail(std::string("cannot write ") + path);
 #else
         (void)path;
-        engine_.fail("the binary was built without waveforms");
+        return engine_.fail("the binary was built without waveforms");
 #endif
     }
 

@@ -1,0 +1,527 @@
+"""The Python side of the engine, inside the simulator's process.
+
+A `Machine` owns the links, the run and the results. An agent (the software of one node) is a coroutine that gets a `Node` and
+reaches nothing but that node's ports and memories. Agents sleep in the `Wait`s that a node hands out; the engine calls Python
+only when one of them ends. They are driven by the machine, not by cocotb's scheduler: cocotb's triggers cost several times
+more per wake and their time is not the machine's.
+
+    @cocotb.test()
+    async def main(dut):
+        machine = Machine(dut)
+        machine.link(0, 1, cycles=200)
+        machine.link(1, 0, cycles=200)
+        machine.preload(0, "gpu", 0x1000, b"hello")
+        machine.spawn(producer(machine.node(0)), name="producer")
+        outcome = await machine.run(cycle_limit=1_000_000)
+        assert outcome.reason == "done", outcome
+        log = machine.events()
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["EVENT", "MEMORIES", "PORTS", "EngineError", "Machine", "Node", "Outcome", "Signal", "Task", "Wait",
+           "event_log_sha256"]
+
+#: One record of the event log (decision 3).
+EVENT = np.dtype([("cycle", "<u8"), ("node", "<u2"), ("kind", "<u2"), ("payload", "u1", (20,))])
+#: Mailboxes by name (decision 2).
+PORTS = {"gpu": 0, "cpu": 1, "config": 2, "trace": 3}
+#: Memories by name.
+MEMORIES = {"gpu": 0, "host": 1}
+MEMORY_BYTES = 1 << 36
+LINE = 64
+
+_STORE, _LOAD, _CONFIGURE, _TRACE, _WATCH, _UNWATCH, _ALARM, _UNALARM = 1, 2, 3, 4, 16, 17, 18, 19
+_RESPONSE = 3
+_STOPS = {1: "stopped", 2: "hang", 3: "limit", 4: "error"}
+_NEVER = (1 << 64) - 1
+
+# Layouts of sim/engine/engine.h.
+_HEAD = struct.Struct("<QQQQQ216s")
+_REQUEST = struct.Struct("<QQQBBBB64s4x")
+_WAKE = struct.Struct("<QQHHHxx64s")
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
+_ZEROS = [bytes(count) for count in range(LINE)]
+
+
+class EngineError(Exception):
+    """The engine refused a request, or the machine did what it must not."""
+
+
+def event_log_sha256(events: np.ndarray) -> str:
+    """Hash of an event log that is sorted by (cycle, node, kind, payload), as `Machine.events()` returns it."""
+    return hashlib.sha256(np.ascontiguousarray(events).view(np.uint8).tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, and what it took."""
+
+    #: done: all agents returned. hang: nothing can ever happen again, but agents wait. limit: the cycle limit was reached.
+    #: stopped: `Machine.stop` was called.
+    reason: str
+    #: Cycles from 0 to the last one evaluated.
+    cycles: int
+    #: Evaluations of a node; with idle skipping fewer than cycles x nodes.
+    node_cycles: int
+    #: Records that woke an agent, and how often Python was entered for them.
+    wakes: int
+    visits: int
+    events: int
+    wall_s: float
+    #: Names of the agents that had not returned.
+    unfinished: tuple[str, ...]
+
+
+class Wait:
+    """Something an agent can await once. It is armed when it is made, not when it is awaited."""
+
+    __slots__ = ("_cancel", "_done", "_value", "_waiter")
+
+    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+        self._done = False
+        self._value: Any = None
+        self._waiter: Callable[[], None] | None = None
+        self._cancel = cancel
+
+    def __await__(self) -> Generator[Wait, None, Any]:
+        if not self._done:
+            yield self
+        return self._value
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended; awaiting it then does not sleep."""
+        return self._done
+
+    def cancel(self) -> None:
+        """Give it up. Nobody may await it afterwards."""
+        if not self._done:
+            self._waiter = None
+            if self._cancel:
+                self._cancel()
+
+    def _finish(self, value: Any) -> None:
+        self._done, self._value = True, value
+        if self._waiter:
+            self._waiter()
+
+
+class _Load(Wait):
+    """A load: its value is cut from the line that comes back."""
+
+    __slots__ = ("_high", "_low")
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__()
+        self._low, self._high = low, high
+
+    def _finish(self, value: bytes) -> None:
+        super()._finish(value[self._low:self._high])
+
+
+class Task(Wait):
+    """A running agent; awaiting it gives what it returns."""
+
+    __slots__ = ("_coroutine", "_machine", "daemon", "name")
+
+    def __init__(self, machine: Machine, coroutine: Coroutine[Any, Any, Any], name: str, daemon: bool) -> None:
+        super().__init__()
+        self._machine, self._coroutine, self.name, self.daemon = machine, coroutine, name, daemon
+
+    def _ready(self) -> None:
+        self._machine._ready.append(self)
+
+    def _step(self) -> None:
+        try:
+            wait = self._coroutine.send(None)
+        except StopIteration as stop:
+            self._machine._tasks.pop(self, None)
+            if not self.daemon:
+                self._machine._active -= 1
+            self._finish(stop.value)
+            return
+        if not isinstance(wait, Wait):
+            raise TypeError(f"agent {self.name!r} awaits {wait!r}; an agent awaits only what its node hands out")
+        if wait._waiter:
+            raise RuntimeError(f"agent {self.name!r} awaits what another agent awaits")
+        wait._waiter = self._ready
+
+
+class Signal:
+    """Shared state of the agents of one node has changed: `await signal.wait()`, `signal.notify(value)`. Costs no simulated time."""
+
+    def __init__(self) -> None:
+        self._waits: list[Wait] = []
+
+    def wait(self) -> Wait:
+        """Wait for the next `notify`, whose value it gives."""
+        wait = Wait()
+        self._waits.append(wait)
+        return wait
+
+    def notify(self, value: Any = None) -> None:
+        """End all waits that were made so far."""
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait._finish(value)
+
+
+class Node:
+    """One node, as its own software sees it.
+
+    Commands are taken in order of their due cycle, then of the calls; `due` is at least the cycle after `now`, which is its default.
+    The bytes of a store or load lie within one 64-byte line.
+    """
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        self.number = number
+        self._machine = machine
+        self._request = machine._request
+
+    @property
+    def now(self) -> int:
+        """The last evaluated cycle; -1 before the run."""
+        return self._machine.now
+
+    def store(self, port: str, address: int, data: bytes, due: int | None = None, mark: int = 0) -> None:
+        """Write `data` at `address` by a processor ("gpu" or "cpu"). `mark` is repeated by the events it causes (decision 5)."""
+        lane = address % LINE
+        if not 0 < len(data) <= LINE - lane:
+            raise ValueError(f"store of {len(data)} bytes at {address:#x}: allowed 1 to {LINE - lane}, within one line")
+        self._command(due, address, mark, PORTS[port], _STORE, len(data), _ZEROS[lane] + data)
+
+    def load(self, port: str, address: int, length: int, due: int | None = None) -> Wait:
+        """Read `length` bytes at `address` by a processor; the wait gives them."""
+        lane = address % LINE
+        if not 0 < length <= LINE - lane:
+            raise ValueError(f"load of {length} bytes at {address:#x}: allowed 1 to {LINE - lane}, within one line")
+        wait = _Load(lane, lane + length)
+        self._command(due, address, self._machine._expect(wait), PORTS[port], _LOAD, length, b"")
+        return wait
+
+    def configure(self, table: int, index: int, data: bytes, due: int | None = None) -> None:
+        """Write one word (up to 64 bytes) of a table by the configuration bus: address = table << 32 | index."""
+        if not 0 < len(data) <= LINE:
+            raise ValueError(f"configuration word of {len(data)} bytes: allowed 1 to {LINE}")
+        self._command(due, table << 32 | index, 0, PORTS["config"], _CONFIGURE, len(data), data)
+
+    def trace(self, kind: int, payload: int | bytes, due: int | None = None) -> None:
+        """Log an event (160-bit payload) in the due cycle."""
+        data = payload.to_bytes(20, "little") if isinstance(payload, int) else payload
+        if len(data) > 20:
+            raise ValueError(f"event payload of {len(data)} bytes: allowed up to 20")
+        self._command(due, 0, int(kind), PORTS["trace"], _TRACE, 20, data)
+
+    def memory(self, name: str) -> np.ndarray:
+        """All committed bytes of a memory, read only."""
+        return self._machine.memory(self.number, name)
+
+    def watch(self, memory: str, address: int) -> Wait:
+        """Wait for the next commit, by anybody, to the 64-byte line of `address` (its low 36 bits); the wait gives the cycle.
+
+        It is armed at once: arm, look, then await, and no commit is lost.
+        """
+        machine, number, which = self._machine, self.number, MEMORIES[memory]
+        wait = Wait()
+        token = machine._expect(wait)
+        self._request(0, address, token, number, which, _WATCH, 0, b"")
+
+        def cancel() -> None:
+            if machine._forget(token):
+                machine._request(0, address, token, number, which, _UNWATCH, 0, b"")
+
+        wait._cancel = cancel
+        return wait
+
+    def until(self, cycle: int) -> Wait:
+        """Wait for a cycle (a past or present one: do not sleep); the wait gives it."""
+        machine, number = self._machine, self.number
+        wait = Wait()
+        if cycle <= machine.now:
+            wait._finish(machine.now)
+            return wait
+        token = machine._expect(wait)
+        self._request(cycle, 0, token, number, 0, _ALARM, 0, b"")
+
+        def cancel() -> None:
+            if machine._forget(token):
+                machine._request(cycle, 0, token, number, 0, _UNALARM, 0, b"")
+
+        wait._cancel = cancel
+        return wait
+
+    def sleep(self, cycles: int) -> Wait:
+        """Wait for `cycles` from now."""
+        return self.until(self._machine.now + cycles)
+
+    async def first(self, *waits: Wait) -> int:
+        """Sleep until one of `waits` has ended, cancel the others and give its index."""
+        for index, wait in enumerate(waits):
+            if wait.done:
+                break
+        else:
+            gate = Wait()
+
+            def end() -> None:
+                if not gate.done:
+                    gate._finish(None)
+
+            for wait in waits:
+                wait._waiter = end
+            await gate
+            index = next(index for index, wait in enumerate(waits) if wait.done)
+        for other in waits:
+            other.cancel()
+        return index
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None, daemon: bool = False) -> Task:
+        """Start another agent of this node."""
+        return self._machine.spawn(coroutine, name, daemon)
+
+    def _command(self, due: int | None, address: int, token: int, port: int, op: int, length: int, data: bytes) -> None:
+        now = self._machine.now
+        if due is None:
+            due = now + 1
+        elif due <= now:
+            raise EngineError(f"a command is due in cycle {due}, but cycle {now} is done")
+        self._request(due, address, token, self.number, port, op, length, data)
+
+
+class Machine:
+    """The running simulation. One per process, one run per machine.
+
+    Parameters
+    ----------
+    dut
+        cocotb's handle of the bench.
+    """
+
+    def __init__(self, dut: Any) -> None:
+        self._wake = dut.wake
+        # Not CDLL: these calls are short and must not give up the interpreter lock.
+        library = self._library = ctypes.PyDLL(None)
+        u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+        for name, result, arguments in (
+            ("bw_nodes", u32, ()), ("bw_shared", pointer, ()), ("bw_memory", pointer, (u32, u32)),
+            ("bw_link", ctypes.c_int, (u32, u32, u64)), ("bw_preload", ctypes.c_int, (u32, u32, u64, ctypes.c_char_p, u64)),
+            ("bw_start", ctypes.c_int, (u64, ctypes.c_int, ctypes.c_int, _HANDLER)), ("bw_stop", None, ()),
+            ("bw_flush", ctypes.c_int, (u64,)), ("bw_events", pointer, (ctypes.POINTER(u64),)),
+            ("bw_counters", None, (ctypes.POINTER(u64),)), ("bw_save", ctypes.c_int, (ctypes.c_char_p,)),
+            ("bw_waves_open", ctypes.c_int, (ctypes.c_char_p,)), ("bw_waves_close", None, ()),
+        ):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        shared = library.bw_shared()
+        self._head = (ctypes.c_char * _HEAD.size).from_address(shared)
+        _, _, _, self._request_capacity, wake_capacity, _ = _HEAD.unpack(self._head)
+        first = shared + _HEAD.size
+        self._requests = (ctypes.c_char * (self._request_capacity * _REQUEST.size)).from_address(first)
+        self._wakes = memoryview((ctypes.c_char * (wake_capacity * _WAKE.size)).from_address(
+            first + self._request_capacity * _REQUEST.size)).cast("B")
+        self._pending = 0
+        self._token = 0
+        self._waits: dict[int, Wait] = {}
+        self._tasks: dict[Task, None] = {}
+        self._active = 0
+        self._ready: deque[Task] = deque()
+        self._error: BaseException | None = None
+        self._drain = True
+        self._stopping = False
+        self._handler = _HANDLER(self._on_wake)
+        #: The last evaluated cycle; -1 before the run.
+        self.now = -1
+        self._nodes = [Node(self, number) for number in range(library.bw_nodes())]
+        self._memories: dict[tuple[int, str], np.ndarray] = {}
+
+    # Before the run -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def node(self, number: int) -> Node:
+        """The handle for the agents of a node."""
+        return self._nodes[number]
+
+    def link(self, source: int, target: int, cycles: int) -> None:
+        """Connect what `source` sends to what `target` receives; beats and credits take `cycles` each way."""
+        self._check(self._library.bw_link(source, target, cycles))
+
+    def preload(self, node: int, memory: str, offset: int, data: bytes) -> None:
+        """Write a memory before cycle 0, at no cost in time."""
+        self._check(self._library.bw_preload(node, MEMORIES[memory], offset, bytes(data), len(data)))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None, daemon: bool = False) -> Task:
+        """Start an agent. The run ends when all agents but the daemons have returned."""
+        task = Task(self, coroutine, name or coroutine.__name__, daemon)
+        self._tasks[task] = None
+        self._active += not daemon
+        self._ready.append(task)
+        return task
+
+    # The run --------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, cycle_limit: int | None = None, skip: bool = True, record: bool = False, drain: bool = True) -> Outcome:
+        """Run until all agents have returned, or nothing can happen any more, or the limit.
+
+        Parameters
+        ----------
+        cycle_limit
+            Number of cycles; None: no limit.
+        skip
+            Idle skipping. Off is slower and changes nothing else.
+        record
+            Keep the stimulus, for `save_recording`.
+        drain
+            After the last agent, go on until the machine is quiet.
+
+        Raises
+        ------
+        Exception
+            What an agent raised.
+        EngineError
+            If a request was refused or the RTL did what it must not.
+        """
+        start = time.monotonic()
+        self._drain = drain
+        self._guard(self._step)
+        limit = _NEVER if cycle_limit is None else cycle_limit - 1
+        try:
+            if self._error is None and cycle_limit != 0:
+                self._check(self._library.bw_start(limit, skip, record, self._handler))
+                if self._stopping:
+                    self._library.bw_stop()
+                else:
+                    await self._wake.value_change
+        finally:
+            # Whatever ends this coroutine, a test's time limit included, must end the clock loop.
+            head = _HEAD.unpack(self._head)
+            self._library.bw_stop()
+            self.now = head[0] if head[0] != _NEVER else -1
+            unfinished = tuple(task.name for task in self._tasks if not task.daemon)
+            self._close(self._tasks)
+        if self._error is not None:
+            raise self._error
+        reason = _STOPS.get(head[2], "stopped")
+        if reason == "error":
+            raise EngineError(self._text())
+        if not unfinished and reason in ("hang", "stopped"):
+            reason = "done"
+        counters = (ctypes.c_uint64 * 8)()
+        self._library.bw_counters(counters)
+        return Outcome(reason, self.now + 1, counters[1], counters[2], counters[3], counters[4], time.monotonic() - start, unfinished)
+
+    def stop(self) -> None:
+        """End the run after the current cycle."""
+        self._stopping = True
+        self._library.bw_stop()
+
+    def _on_wake(self, now: int, count: int) -> None:
+        self.now = now
+        self._guard(self._deliver, count)
+
+    def _deliver(self, count: int) -> None:
+        waits = self._waits
+        for _cycle, token, kind, _node, _port, data in _WAKE.iter_unpack(self._wakes[:count * _WAKE.size]):
+            wait = waits.pop(token, None)
+            if wait is not None:
+                wait._finish(data if kind == _RESPONSE else self.now)
+        self._step()
+
+    def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self._error = error
+            self.stop()
+
+    def _step(self) -> None:
+        ready = self._ready
+        while ready:
+            ready.popleft()._step()
+        if self._active == 0 and self._tasks:
+            self._close([task for task in self._tasks if task.daemon])
+        if self._pending:
+            self._flush()
+        if self._active == 0 and not self._drain:
+            self.stop()
+
+    def _close(self, tasks: Iterable[Task]) -> None:
+        for task in list(tasks):
+            task._coroutine.close()
+            self._tasks.pop(task, None)
+        if not self._tasks:
+            for wait in list(self._waits.values()):
+                wait.cancel()
+
+    # Requests -------------------------------------------------------------------------------------------------------
+
+    def _expect(self, wait: Wait) -> int:
+        token = self._token = self._token + 1
+        self._waits[token] = wait
+        return token
+
+    def _forget(self, token: int) -> bool:
+        return self._waits.pop(token, None) is not None
+
+    def _request(self, due: int, address: int, token: int, node: int, port: int, op: int, length: int, data: bytes) -> None:
+        if self._pending == self._request_capacity:
+            self._flush()
+        _REQUEST.pack_into(self._requests, self._pending * _REQUEST.size, due, address, token, node, port, op, length, data)
+        self._pending += 1
+
+    def _flush(self) -> None:
+        count, self._pending = self._pending, 0
+        self._check(self._library.bw_flush(count))
+
+    def _text(self) -> str:
+        return _HEAD.unpack(self._head)[5].split(b"\0", 1)[0].decode(errors="replace")
+
+    def _check(self, done: int) -> None:
+        if not done:
+            raise EngineError(self._text())
+
+    # Results --------------------------------------------------------------------------------------------------------
+
+    def memory(self, node: int, name: str) -> np.ndarray:
+        """All committed bytes of a memory, read only."""
+        view = self._memories.get((node, name))
+        if view is None:
+            address = self._library.bw_memory(node, MEMORIES[name])
+            view = np.ctypeslib.as_array((ctypes.c_uint8 * MEMORY_BYTES).from_address(address))
+            view.flags.writeable = False
+            self._memories[node, name] = view
+        return view
+
+    def events(self) -> np.ndarray:
+        """A copy of the event log, sorted by (cycle, node, kind, payload)."""
+        count = ctypes.c_uint64()
+        address = self._library.bw_events(ctypes.byref(count))
+        if not count.value:
+            return np.empty(0, EVENT)
+        raw = (ctypes.c_uint8 * (count.value * EVENT.itemsize)).from_address(address)
+        return np.frombuffer(raw, EVENT).copy()
+
+    def save_recording(self, path: Path) -> None:
+        """Save the stimulus of a recorded run; `bellwire-model --replay FILE` runs it without Python."""
+        self._check(self._library.bw_save(str(path).encode()))
+
+    def open_waves(self, path: Path) -> None:
+        """Write waveforms of all nodes from the next cycle on (a binary built with `trace=True`)."""
+        self._check(self._library.bw_waves_open(str(path).encode()))
+
+    def close_waves(self) -> None:
+        """End the waveform file."""
+        self._library.bw_waves_close()

@@ -1,0 +1,181 @@
+"""cocotb module of the engine's tests: each scenario runs the stub nodes in a process of its own."""
+
+import json
+from pathlib import Path
+
+import cocotb
+from sim.machine import EngineError, Machine, event_log_sha256
+from support_stub_node import BEAT, CREDIT, TIMER, TIMER_ADDRESS
+
+PROPAGATION = 50
+
+
+def connect(machine):
+    for number in range(len(machine)):
+        machine.link(number, (number + 1) % len(machine), PROPAGATION)
+
+
+async def mixed(node, rounds):
+    """Stores, loads, watches, beats, landmarks and alarms, all with different gaps."""
+    for index in range(rounds):
+        watch = node.watch("gpu", 0x1000)
+        node.store("gpu", 0x1008, index.to_bytes(8, "little"), due=node.now + 3 + index % 7)
+        await watch
+        assert int(node.memory("gpu")[0x1008:0x1010].view("<u8")[0]) == index
+        assert await node.load("gpu", 0x1008, 8) == index.to_bytes(8, "little")
+        node.configure(0, 0, (index + 1).to_bytes(16, "little"))
+        node.trace(7, index, due=node.now + 5)
+        await node.sleep(11 + 97 * (index % 3))
+        arrival = node.watch("host", 0)
+        node.configure(0, TIMER_ADDRESS, (40).to_bytes(8, "little"))
+        await node.first(arrival, node.sleep(300))
+
+
+async def run_mixed(dut, **options):
+    machine = Machine(dut)
+    connect(machine)
+    machine.preload(0, "gpu", 0x2000, b"before")
+    for number in range(len(machine)):
+        machine.spawn(mixed(machine.node(number), int(cocotb.plusargs["rounds"])), name=f"mixed{number}")
+    outcome = await machine.run(**options)
+    assert outcome.reason == "done", outcome
+    events = machine.events()
+    Path("out.json").write_text(json.dumps({
+        "sha256": event_log_sha256(events), "cycles": outcome.cycles, "node_cycles": outcome.node_cycles,
+        "kinds": {str(kind): int((events["kind"] == kind).sum()) for kind in (7, BEAT, CREDIT, TIMER)},
+        "wakes": outcome.wakes, "visits": outcome.visits, "wall_s": outcome.wall_s,
+    }))
+    return machine
+
+
+@cocotb.test()
+async def main(dut):
+    await globals()["scenario_" + cocotb.plusargs["scenario"]](dut)
+
+
+async def scenario_mixed(dut):
+    machine = await run_mixed(dut, record=True, skip=cocotb.plusargs["skip"] == "1")
+    machine.save_recording("stimulus.bin")
+
+
+async def scenario_timing(dut):
+    """Exact cycles: a command due at d is visible at d + 1; beats and credits take the propagation."""
+    machine = Machine(dut)
+    connect(machine)
+    node = machine.node(0)
+
+    async def agent():
+        node.configure(0, 0, (77).to_bytes(16, "little"), due=100)
+        node.trace(9, 0x1234, due=20)
+        node.trace(9, 0x1233, due=20)
+        assert await node.until(30) == 30
+        watch = node.watch("gpu", 64)
+        node.store("gpu", 64, b"x", due=40)
+        assert await watch == 41
+        assert await node.load("gpu", 64, 1, due=60) == b"x"
+        assert node.now == 62
+
+    machine.spawn(agent())
+    outcome = await machine.run()
+    assert outcome.reason == "done"
+    log = [(int(e["cycle"]), int(e["node"]), int(e["kind"])) for e in machine.events()]
+    # Popped at 100, tx register at 101, sent at 101, arrives at 151, registered, logged at 152.
+    arrival = 101 + PROPAGATION + 1
+    target = (0 + 1) % len(machine)
+    assert log == [(20, 0, 9), (20, 0, 9), (arrival, target, BEAT), (arrival + PROPAGATION + 1, 0, CREDIT)], log
+    payloads = machine.events()["payload"][:2, :2].tolist()
+    assert payloads == [[0x33, 0x12], [0x34, 0x12]]
+
+
+async def scenario_hang(dut):
+    machine = Machine(dut)
+    machine.spawn(forever(machine.node(0)), name="waiter")
+    outcome = await machine.run(skip=cocotb.plusargs["skip"] == "1")
+    assert (outcome.reason, outcome.unfinished) == ("hang", ("waiter",)), outcome
+
+
+async def forever(node):
+    await node.watch("gpu", 0)
+
+
+async def scenario_ignored_hang(dut):
+    """A test that waits for something else must not keep the process alive."""
+    machine = Machine(dut)
+    machine._library.bw_start(1 << 63, 1, 0, machine._handler)
+    await dut.wake.value_change
+    await dut.wake.value_change
+
+
+async def scenario_limit(dut):
+    machine = Machine(dut)
+
+    async def poll(node):
+        while True:
+            await node.sleep(10)
+
+    machine.spawn(poll(machine.node(0)))
+    outcome = await machine.run(cycle_limit=1000)
+    assert (outcome.reason, outcome.cycles) == ("limit", 1000), outcome
+
+
+async def scenario_past(dut):
+    machine = Machine(dut)
+
+    async def agent(node):
+        await node.until(100)
+        node.trace(1, 0, due=101)
+        try:
+            node.trace(1, 0, due=100)
+        except EngineError as error:
+            assert "due in cycle 100" in str(error)
+        else:
+            raise AssertionError("a command in the past was taken")
+
+    machine.spawn(agent(machine.node(0)))
+    assert (await machine.run()).reason == "done"
+
+
+async def scenario_raise(dut):
+    machine = Machine(dut)
+
+    async def agent(node):
+        await node.sleep(5)
+        raise ValueError("agent went wrong")
+
+    machine.spawn(agent(machine.node(0)))
+    await machine.run()
+
+
+async def scenario_no_link(dut):
+    machine = Machine(dut)
+
+    async def agent(node):
+        node.configure(0, 0, b"\1")
+
+    machine.spawn(agent(machine.node(0)))
+    try:
+        await machine.run()
+    except EngineError as error:
+        assert "no link" in str(error)
+    else:
+        raise AssertionError("a beat vanished")
+
+
+async def scenario_crash(dut):
+    import os
+
+    os.abort()
+
+
+async def scenario_wakes(dut):
+    """Speed only: one agent per node wakes every cycle of its alarm."""
+    machine = Machine(dut)
+
+    async def agent(node):
+        for _ in range(int(cocotb.plusargs["rounds"])):
+            await node.sleep(1)
+
+    for number in range(len(machine)):
+        machine.spawn(agent(machine.node(number)))
+    outcome = await machine.run()
+    Path("out.json").write_text(json.dumps({"visits": outcome.visits, "wakes": outcome.wakes, "wall_s": outcome.wall_s}))
