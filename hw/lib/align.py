@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["Line", "Realigner", "rotate_left_bytes"]
+__all__ = ["Line", "Realigner", "bytes_to_boundary", "rotate_left_bytes"]
 
 
 class Line(data.Struct):
@@ -17,6 +17,16 @@ class Line(data.Struct):
     count: 7
     #: Ends the run that is being realigned.
     last: 1
+
+
+def bytes_to_boundary(m, address, size_log2, name):
+    """Bytes from `address` to the next multiple of the size, 1 to 4096 (`size_log2` is 6 to 12)."""
+    size, left = Signal(13, name=f"{name}_size"), Signal(13, name=name)
+    m.d.comb += [
+        size.eq(Const(1, 1) << size_log2),
+        left.eq(size - (address[:12] & (size - 1)[:12])),
+    ]
+    return left
 
 
 def rotate_left_bytes(m, value, amount, name):

@@ -4,23 +4,36 @@ A transfer happens in a cycle in which `valid` and `ready` are both high; `valid
 (RFC 61). Every queue says whether it is `empty`, since a node that holds nothing is not evaluated.
 """
 
-from amaranth.hdl import Module, Shape, Signal
+from amaranth.hdl import Module, Shape, ShapeCastable, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 __all__ = ["Queue", "connect", "same_shape", "skid"]
 
 
+def _layout(shape):
+    """The layout behind a struct or layout; None for a scalar or an enumeration."""
+    try:
+        return data.Layout.cast(shape)
+    except TypeError:
+        return None
+
+
 def same_shape(left, right):
     """Whether two stream payloads have the same layout, not only the same width."""
-    if isinstance(left, data.Layout) or isinstance(right, data.Layout):
+    if left is right:
+        return True
+    layouts = _layout(left), _layout(right)
+    if layouts != (None, None):
+        return layouts[0] == layouts[1]
+    if isinstance(left, ShapeCastable) or isinstance(right, ShapeCastable):
         return left == right
-    return left is right or Shape.cast(left) == Shape.cast(right)
+    return Shape.cast(left) == Shape.cast(right)
 
 
 def connect(m, source, sink):
     """Joins two streams; raises `TypeError` where their payloads differ in layout."""
-    left, right = source.signature.payload_shape, sink.signature.payload_shape
+    left, right = (side.signature.members["payload"].shape for side in (source, sink))
     if not same_shape(left, right):
         raise TypeError(f"stream of {left!r} connected to stream of {right!r}")
     m.d.comb += [
