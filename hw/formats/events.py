@@ -60,6 +60,8 @@ class DropReason(enum.Enum, shape=8):
     PACKET_OPCODE = 8
     #: ACK for nothing that is outstanding.
     ACK_UNEXPECTED = 9
+    #: A completion for a queue that has no CQ context.
+    CQ_UNKNOWN = 10
 
 
 class StallCause(enum.Enum, shape=8):

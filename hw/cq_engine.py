@@ -1,0 +1,179 @@
+"""Writes completions as mlx5 CQEs."""
+
+from amaranth.hdl import Const, Module, Mux, Signal, unsigned
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .config import NicTiming
+from .formats.context import CqContext, Table
+from .formats.dma import WriteRequest
+from .formats.events import CqeIssued, Dropped, DropReason, EventKind
+from .formats.layout import reverse_bytes
+from .formats.mlx5 import Cqe, CqeError, CqeOpcode
+from .formats.op import Completion, Status
+from .formats.tlp import MarkKind
+from .lib.align import Line
+from .lib.delay import NOW_BITS, DelayLine
+from .lib.stream import connect
+from .lib.trace import Probe
+from .qp_context import ConfigPort, ContextPort
+
+__all__ = ["DELAY_DEPTH", "CqEngine"]
+
+#: Completions that may be in the CQE delay.
+DELAY_DEPTH = 256
+#: The producer index keeps one bit more than the largest depth has, for the owner bit.
+_INDEX_BITS = 25
+
+
+class CqEngine(wiring.Component):
+    """Writes one 64-byte CQE per completion, in the order in which they came.
+
+    Entry and owner bit follow the producer index: entry `index mod depth`, owner `(index / depth) mod 2`. In a collapsed CQ
+    each CQE goes to entry 0 with owner 0: its readers look at `wqe_counter` and `opcode` only.
+
+    Set in a CQE: `srqn_uidx` (the QP's context index as user index), `send_opcode`, `qpn`, `wqe_counter`, `opcode` and `owner`;
+    in an error CQE also `syndrome`, the completion's status. All else is 0: a send completion has no `byte_cnt`, time is not
+    stamped, and `vendor_err_synd` has no meaning outside the vendor's silicon.
+
+    Parameters
+    ----------
+    structure : Structure
+
+    Members
+    -------
+    completions : In(stream of `Completion`)
+    config : In(ConfigPort)
+        A write to `Table.CQ` sets that queue's producer index.
+    cq : Out(ContextPort of `CqContext`)
+    writes : Out(stream of `WriteRequest`)
+    lines : Out(stream of `Line`)
+        One per write; the two are taken independently.
+    now : In
+    timing : In(NicTiming)
+        `cqe`: cycles that each completion waits.
+    quiet : Out(1)
+    due : Out
+    on_issued : Out(Probe)
+        The write was taken.
+    on_dropped : Out(Probe)
+        `CQ_UNKNOWN`: the CQ has no context; `info` is the WQE index.
+
+    Timing
+    ------
+    A completion taken in cycle t is offered as a write in cycle t + max(cqe, 1) + 1. One CQE per cycle while `cqe` is below
+    `DELAY_DEPTH`; beyond, `DELAY_DEPTH` per `cqe` cycles.
+    """
+
+    def __init__(self, structure):
+        self._structure = structure
+        super().__init__({
+            "completions": In(stream.Signature(Completion)),
+            "config": In(ConfigPort()),
+            "cq": Out(ContextPort(CqContext)),
+            "writes": Out(stream.Signature(WriteRequest)),
+            "lines": Out(stream.Signature(Line)),
+            "now": In(NOW_BITS),
+            "timing": In(NicTiming),
+            "quiet": Out(1),
+            "due": Out(NOW_BITS),
+            "on_issued": Out(Probe(EventKind.CQE_ISSUED, CqeIssued)),
+            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        qps = self._structure.qps
+        m.submodules.delay = delay = DelayLine(Completion, DELAY_DEPTH)
+        m.submodules.indices = indices = memory.Memory(shape=unsigned(_INDEX_BITS), depth=qps, init=[])
+        start, advance, index = indices.write_port(), indices.write_port(), indices.read_port(domain="comb")
+
+        # Delay, then one completion at work; its context is read in the cycle in which it comes and held while it waits.
+        connect(m, self.completions, delay.i)
+        work, working, done = Signal(Completion), Signal(), Signal()
+        m.d.comb += [
+            delay.now.eq(self.now),
+            delay.latency.eq(self.timing.cqe),
+            delay.o.ready.eq(~working | done),
+            self.cq.address.eq(Mux(delay.o.ready, delay.o.payload.qp, work.qp)),
+        ]
+        with m.If(delay.o.ready):
+            m.d.sync += [working.eq(delay.o.valid), work.eq(delay.o.payload)]
+
+        # Producer indices.
+        m.d.comb += [
+            start.addr.eq(self.config.payload.index),
+            start.data.eq(CqContext(self.config.payload.data[:CqContext.as_shape().size]).start_index),
+            start.en.eq(self.config.valid & (self.config.payload.table == Table.CQ)),
+            index.addr.eq(work.qp),
+            advance.addr.eq(work.qp), advance.data.eq(index.data + 1),
+        ]
+
+        context, known = self.cq.data, Signal()
+        entry, owner = Signal(24), Signal()
+        m.d.comb += [
+            known.eq(working & context.valid),
+            entry.eq(Mux(context.collapsed, 0, index.data & ((Const(1, 1) << context.depth_log2) - 1)[:24])),
+            owner.eq(~context.collapsed & index.data.bit_select(context.depth_log2, 1)),
+        ]
+
+        # Request and line, each taken once.
+        request, line = self.writes.payload, self.lines.payload
+        request_gone, line_gone = Signal(), Signal()
+        m.d.comb += [
+            self.writes.valid.eq(known & ~request_gone),
+            request.address.eq(context.base + (entry << 6)),
+            request.length.eq(64),
+            request.mark.kind.eq(MarkKind.CQE),
+            request.mark.qp.eq(work.qp),
+            request.mark.index.eq(work.wqe_index),
+            self.lines.valid.eq(known & ~line_gone),
+            line.data.eq(_cqe(m, work, context, owner)),
+            line.lane.eq(0), line.count.eq(64), line.last.eq(1),
+            advance.en.eq(known & (request_gone | self.writes.ready) & (line_gone | self.lines.ready)),
+            done.eq(advance.en | (working & ~context.valid)),
+        ]
+        with m.If(done):
+            m.d.sync += [request_gone.eq(0), line_gone.eq(0)]
+        with m.Else():
+            m.d.sync += [
+                request_gone.eq(known & (request_gone | self.writes.ready)),
+                line_gone.eq(known & (line_gone | self.lines.ready)),
+            ]
+
+        m.d.comb += [
+            self.quiet.eq(~working & delay.quiet),
+            self.due.eq(delay.due),
+            self.on_issued.valid.eq(self.writes.valid & self.writes.ready),
+            self.on_issued.payload.qp.eq(work.qp),
+            self.on_issued.payload.wqe_index.eq(work.wqe_index),
+            self.on_issued.payload.address.eq(request.address),
+            self.on_issued.payload.owner.eq(owner),
+            self.on_dropped.valid.eq(working & ~context.valid),
+            self.on_dropped.payload.reason.eq(DropReason.CQ_UNKNOWN),
+            self.on_dropped.payload.qp.eq(work.qp),
+            self.on_dropped.payload.info.eq(work.wqe_index),
+        ]
+        return m
+
+
+def _cqe(m, completion, context, owner):
+    """The 64 bytes of a CQE, in memory lanes."""
+    good, bad = Signal(Cqe), Signal(CqeError)
+    failed = Signal()
+    m.d.comb += [
+        failed.eq(completion.status != Status.SUCCESS),
+        good.srqn_uidx.eq(completion.qp),
+        good.opcode.eq(CqeOpcode.REQ),
+        bad.srqn.eq(completion.qp),
+        bad.syndrome.eq(completion.status),
+        bad.opcode.eq(CqeOpcode.REQ_ERR),
+    ]
+    for view in (good, bad):
+        m.d.comb += [
+            view.send_opcode.eq(completion.vendor_opcode),
+            view.qpn.eq(context.qpn),
+            view.wqe_counter.eq(completion.wqe_index),
+            view.owner.eq(owner),
+        ]
+    return reverse_bytes(Mux(failed, bad.as_value(), good.as_value()))
