@@ -129,9 +129,9 @@ class Node(wiring.Component):
         """The configuration bus, and the timing registers that it writes."""
         write = Signal(ConfigWrite)
         m.d.comb += [
-            # Table in address bits 19:16, index in 15:0.
+            # Table in address bits 35:32, index in 15:0.
             write.index.eq(self._config_command.address[:16]),
-            write.table.eq(self._config_command.address[16:20]),
+            write.table.eq(self._config_command.address[32:36]),
             write.data.eq(self._config_command.data),
             self.nic.config.valid.eq(self._config_valid), self.nic.config.payload.eq(write),
         ]

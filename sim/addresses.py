@@ -1,0 +1,50 @@
+"""Where things lie in a node's memories, and the bus addresses by which devices reach them.
+
+A memory has 64 GiB of address space, of which only what is touched takes room. Offsets are the same in GPU and host memory, so
+that a queue can live in either.
+"""
+
+from hw.formats.mlx5 import BLOCK_BYTES, UAR_PAGE_BYTES, UAR_REGISTER_OFFSET
+from hw.formats.tlp import BAR_SHIFT, Port
+
+__all__ = [
+    "CHANNEL", "COMPLETE", "CQ", "DATA", "MEMORIES", "QUIET_ACK", "QUIET_ISSUE", "RECORD", "SQ", "bus",
+    "cq_offset", "record_offset", "sq_offset", "uar_register",
+]
+
+#: Memory name to device; the number of a memory is its position.
+MEMORIES = {"gpu": Port.GPU, "host": Port.HOST}
+
+#: Regions that scenarios name lie here, up to 32 GiB; what software needs for itself lies above.
+DATA = 0
+#: Words that a proxy and its GPU share, each in a line of its own.
+COMPLETE, QUIET_ISSUE, QUIET_ACK = 0x8_0000_1000, 0x8_0000_1040, 0x8_0000_1080
+#: Request channel of the proxy.
+CHANNEL = 0x8_1000_0000
+#: Send queues, completion queues, doorbell records.
+SQ, CQ, RECORD = 0xA_0000_0000, 0xC_0000_0000, 0xE_0000_0000
+
+
+def bus(memory, offset):
+    """Bus address of an offset in the memory named."""
+    return MEMORIES[memory].value << BAR_SHIFT | offset
+
+
+def sq_offset(qp, depth):
+    """Offset of a QP's send queue (depth in blocks)."""
+    return SQ + qp * depth * BLOCK_BYTES
+
+
+def cq_offset(qp, depth):
+    """Offset of a QP's completion queue (depth in CQEs)."""
+    return CQ + qp * depth * 64
+
+
+def record_offset(qp):
+    """Offset of a QP's doorbell record, one per line."""
+    return RECORD + qp * 64
+
+
+def uar_register(page, offset=0):
+    """Bus address of the first doorbell register of a UAR page, plus `offset`."""
+    return Port.NIC.value << BAR_SHIFT | page * UAR_PAGE_BYTES + UAR_REGISTER_OFFSET + offset

@@ -1,0 +1,44 @@
+"""What the agents of one run share: handles, costs in cycles, and the landmarks they stamp."""
+
+from dataclasses import dataclass, fields
+
+from hw.config import cycles
+from hw.formats.events import EventKind
+
+__all__ = ["Costs", "Landmarks", "Thread"]
+
+
+class Costs:
+    """A section's `_ns` fields in cycles, under the same names without the unit."""
+
+    def __init__(self, *sections):
+        for section in sections:
+            for field in fields(section):
+                if field.name.endswith("_ns"):
+                    setattr(self, field.name.removesuffix("_ns"), cycles(getattr(section, field.name)))
+
+
+class Landmarks:
+    """Stamps software landmarks through the trace port, and counts what was seen."""
+
+    def __init__(self, node):
+        self._node = node
+        #: Messages whose completion the producer has seen.
+        self.seen = 0
+
+    def stamp(self, kind, message, due, posted=None, agent=0, qp=0):
+        """One landmark of `message` in cycle `due`; `posted` is its WQE once there is one."""
+        index = posted.index & 0xffff if posted else 0
+        self._node.trace(kind.value, message.number | qp << 32 | index << 44 | agent << 60, due)
+        self.seen += kind is EventKind.SEEN
+
+
+@dataclass
+class Thread:
+    """A producer: its messages still to be issued, and the cycle until which it is busy."""
+
+    number: int
+    pending: list
+    window: int
+    time: int = 0
+    outstanding: int = 0

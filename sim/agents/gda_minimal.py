@@ -1,0 +1,107 @@
+"""The least that a GPU thread can do: WQE, GPU-scope fence, record, doorbell, poll.
+
+Rings live in GPU memory; the thread polls its own memory. Several threads of one QP take turns: each holds the queue from its
+first WQE to its doorbell. A thread checks for a free slot before it writes one.
+Ref: `reference` flows of minimal GPU-initiated posting; the doorbell carries the next index, as GPU stacks write it.
+"""
+
+from hw.config import cycles
+from hw.formats.events import EventKind
+
+from .. import wqe
+from .context import Costs
+
+__all__ = ["GdaQueue"]
+
+
+class GdaQueue:
+    """One QP of a GPU and the threads that post to it.
+
+    Parameters
+    ----------
+    node : Node
+    queue : SendQueue
+        With its rings in GPU memory.
+    gpu : GpuConfig
+    threads : list of Thread
+    marks : Landmarks
+    locate : callable
+        Message to (source address, lkey, target address, rkey, payload bytes if inlined or None).
+    """
+
+    def __init__(self, node, queue, gpu, threads, marks, locate):
+        self._node, self._queue, self._threads = node, queue, threads
+        self._costs, self._copy_ns = Costs(gpu), gpu.inline_copy_ns_per_16b
+        self._marks, self._locate = marks, locate
+        self._owner = {}
+        self._free_at = 0
+
+    async def run(self):
+        """Post and poll until every message of every thread is done."""
+        while any(thread.pending or thread.outstanding for thread in self._threads):
+            arrived = self._queue.watch()
+            for thread in self._threads:
+                while self._batch_fits(thread):
+                    self._post(thread)
+            if self._poll():
+                arrived.cancel()
+            else:
+                await arrived
+                await self._settle()
+
+    async def _settle(self):
+        """A poll in flight sees what is there when it reaches memory: with more to come, that is a poll later."""
+        if len(self._queue.outstanding) > 1:
+            await self._node.until(self._node.now + self._costs.poll)
+
+    def _batch_fits(self, thread):
+        """Whether the thread's next batch (up to the message that rings) has room in its window and in the ring."""
+        if not thread.pending:
+            return False
+        batch = next(n for n, message in enumerate(thread.pending, 1) if message.rings)
+        blocks = sum(self._blocks(message) for message in thread.pending[:batch])
+        return thread.outstanding + batch <= thread.window and blocks <= self._queue.free_blocks
+
+    def _blocks(self, message):
+        return len(self._build(message, 0)) // 64
+
+    def _post(self, thread):
+        """One batch: its WQEs, then fence, record and doorbell once."""
+        queue, costs, stamp = self._queue, self._costs, self._marks.stamp
+        time = max(self._node.now + 1, thread.time, self._free_at, cycles(thread.pending[0].at_ns))
+        while True:
+            message = thread.pending.pop(0)
+            stamp(EventKind.ISSUE, message, time, agent=thread.number & 0xffff, qp=queue.qp)
+            raw = self._build(message, queue.posted)
+            time += costs.issue
+            if message.size and self._locate(message)[4] is not None:
+                time += cycles(self._copy_ns * ((message.size - 1) // 16))
+            posted = queue.post(raw, message, signaled=message.signaled, due=time)
+            stamp(EventKind.WQE_WRITTEN, message, time, posted, thread.number & 0xffff, queue.qp)
+            self._owner[posted.index] = thread
+            thread.outstanding += 1
+            if message.rings:
+                break
+        time += costs.fence_gpu
+        queue.store_record(time)
+        queue.ring(time)
+        stamp(EventKind.RING, message, time, posted, thread.number & 0xffff, queue.qp)
+        thread.time = self._free_at = time + costs.store_issue
+
+    def _build(self, message, index):
+        source, lkey, target, rkey, payload = self._locate(message)
+        common = {"index": index, "qpn": self._queue.qpn, "raddr": target, "rkey": rkey, "signaled": message.signaled}
+        if payload is not None:
+            return wqe.write_inline(payload=payload, **common)
+        return wqe.write(laddr=source, lkey=lkey, length=message.size, **common)
+
+    def _poll(self):
+        """Hand completions that are in memory to their threads; the polling thread sees them `poll` later."""
+        seen = self._node.now + max(1, self._costs.poll)
+        covered = self._queue.completed()
+        for posted in covered:
+            thread = self._owner.pop(posted.index)
+            thread.outstanding -= 1
+            thread.time = max(thread.time, seen)
+            self._marks.stamp(EventKind.SEEN, posted.message, seen, posted, thread.number & 0xffff, self._queue.qp)
+        return bool(covered)

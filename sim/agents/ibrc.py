@@ -1,0 +1,200 @@
+"""Puts through a CPU proxy: the GPU writes requests to a ring in host memory, a host thread posts them.
+
+GPU side: fence, reserve room in the channel, four 8-byte stores; `quiet` publishes how far it wants the proxy to be and polls
+host memory over PCIe. CPU side, each turn: take up to a batch of requests, post each with one signalled WQE (BlueFlame, or
+record and 8-byte doorbell), poll completion queues, answer `quiet`.
+Ref: NVSHMEM's proxy channel and IBRC transport as read; words as in the `nvshmem_proxy_channel` vectors.
+"""
+
+from hw.config import cycles
+from hw.formats.events import EventKind
+from hw.formats.tlp import MarkKind
+
+from .. import addresses, wqe
+from .channel import PUT_BYTES, PutRequest, decode_put, encode_put, flag_of
+from .context import Costs
+from .queue import mark
+
+__all__ = ["Channel", "GpuSide", "Proxy"]
+
+
+class Channel:
+    """What GPU threads share: how far requests were issued, and how much of that the proxy is known to have taken."""
+
+    def __init__(self, ring_bytes):
+        self.ring_bytes = ring_bytes
+        #: Byte positions, counted from the start.
+        self.issued, self.known_complete, self.wanted = 0, 0, 0
+        #: Message of each request, by position (for landmarks only: the proxy acts on the words).
+        self.messages = {}
+
+
+class GpuSide:
+    """One GPU thread that puts through the proxy.
+
+    Parameters
+    ----------
+    node : Node
+    channel : Channel
+    gpu, proxy : GpuConfig, ProxyConfig
+    thread : Thread
+    marks : Landmarks
+    describe : callable
+        Message to `PutRequest`.
+    """
+
+    def __init__(self, node, channel, gpu, proxy, thread, marks, describe):
+        self._node, self._channel, self._thread, self._marks, self._describe = node, channel, thread, marks, describe
+        self._costs = Costs(gpu, proxy)
+
+    async def run(self):
+        """Put up to a window of messages, then wait for all of them; until none is left."""
+        thread = self._thread
+        while thread.pending:
+            burst, thread.pending = thread.pending[:thread.window], thread.pending[thread.window:]
+            time = max(self._node.now + 1, thread.time, cycles(burst[0].at_ns))
+            for message in burst:
+                time = await self._put(message, time)
+            thread.time = await self._quiet(burst, time)
+
+    async def _put(self, message, time):
+        """One request into the channel; returns when the thread goes on."""
+        node, channel, number = self._node, self._channel, self._thread.number & 0xffff
+        self._marks.stamp(EventKind.ISSUE, message, time, agent=number)
+        time += self._costs.fence_gpu + self._costs.gpu_issue
+        position = channel.issued
+        channel.issued += PUT_BYTES
+        channel.messages[position] = message
+        while channel.issued - channel.known_complete > channel.ring_bytes:
+            raw = await node.load("gpu", addresses.bus("host", addresses.COMPLETE), 8, due=max(time, node.now + 1))
+            channel.known_complete = max(channel.known_complete, int.from_bytes(raw, "little"))
+            time = max(time, node.now + 1)
+        raw = encode_put(self._describe(message), flag_of(position, channel.ring_bytes))
+        for word in range(0, PUT_BYTES, 8):
+            offset = addresses.CHANNEL + (position + word) % channel.ring_bytes
+            node.store("gpu", addresses.bus("host", offset), raw[word:word + 8], max(time, node.now + 1),
+                       mark(MarkKind.REQUEST, 0, message.number))
+            time += self._costs.store_issue
+        self._marks.stamp(EventKind.REQUEST_WRITTEN, message, time, agent=number)
+        return time
+
+    async def _quiet(self, burst, time):
+        """Wait until the proxy says that everything issued so far is complete; returns when the thread knows."""
+        node, channel = self._node, self._channel
+        target = channel.issued
+        channel.wanted = max(channel.wanted, target)
+        node.store("gpu", addresses.bus("host", addresses.QUIET_ISSUE), channel.wanted.to_bytes(8, "little"),
+                   max(time, node.now + 1), mark(MarkKind.OTHER))
+        while True:
+            raw = await node.load("gpu", addresses.bus("host", addresses.QUIET_ACK), 8, due=max(time, node.now + 1))
+            if int.from_bytes(raw, "little") >= target:
+                break
+        for message in burst:
+            self._marks.stamp(EventKind.SEEN, message, node.now + 1, agent=self._thread.number & 0xffff)
+        return node.now + 1
+
+
+class Proxy:
+    """The host thread that posts what GPU threads ask for.
+
+    Parameters
+    ----------
+    node : Node
+    channel : Channel
+        Only its ring size, and the messages for landmarks; requests are read from memory.
+    queues : dict of QP number between the nodes to SendQueue
+        Rings in host memory.
+    cpu, proxy : CpuConfig, ProxyConfig
+    marks : Landmarks
+    resolve : callable
+        `PutRequest` to (lkey, target address, rkey).
+    """
+
+    def __init__(self, node, channel, queues, cpu, proxy, marks, resolve):
+        self._node, self._channel, self._queues, self._marks, self._resolve = node, channel, queues, marks, resolve
+        self._costs, self._proxy, self._bf = Costs(cpu), proxy, cpu.bf
+        self._service = cycles(proxy.service_ns)
+        self._host = node.memory("host")
+        #: Bytes of the channel taken, reported as complete, and acknowledged to `quiet`.
+        self._taken, self._reported, self._acknowledged = 0, 0, 0
+        self._time = 0
+
+    async def run(self):
+        """Turn after turn; sleeps while a turn would find nothing."""
+        node = self._node
+        while True:
+            waits = [node.watch("host", self._slot()), node.watch("host", addresses.QUIET_ISSUE),
+                     *(queue.watch() for queue in self._queues.values() if queue.outstanding)]
+            if self._turn():
+                for wait in waits:
+                    wait.cancel()
+                await node.until(self._time)
+            else:
+                await node.first(*waits)
+                # What woke us is seen by the next poll.
+                self._time = max(self._time, node.now + self._costs.poll)
+                await node.until(self._time)
+
+    def _turn(self):
+        """One round of the loop; whether anything was done."""
+        self._time = max(self._time, self._node.now + 1)
+        # Completions before quiet, so that quiet is answered in the turn that makes it true.
+        worked = self._requests()
+        worked |= self._completions()
+        return self._quiet() or worked
+
+    def _requests(self):
+        taken = 0
+        while taken < self._proxy.request_batch_max:
+            offset, flag = self._slot(), flag_of(self._taken, self._channel.ring_bytes)
+            raw = self._host[offset:offset + PUT_BYTES].tobytes()
+            if any(raw[word] & 1 != flag for word in range(0, PUT_BYTES, 8)):
+                break
+            request = decode_put(raw)
+            queue = self._queues[request.qp]
+            if not queue.free_blocks:
+                break
+            self._post(request, queue)
+            taken += 1
+        return taken > 0
+
+    def _post(self, request, queue):
+        """One request: one signalled WQE, rung at once."""
+        message = self._channel.messages.pop(self._taken)
+        stamp = self._marks.stamp
+        stamp(EventKind.PROXY_SEEN, message, self._time)
+        self._taken += PUT_BYTES
+        self._time += self._service
+        lkey, target, rkey = self._resolve(request)
+        raw = wqe.write(index=queue.posted, qpn=queue.qpn, raddr=target, rkey=rkey, laddr=request.laddr, lkey=lkey,
+                        length=request.size, signaled=True)
+        posted = queue.post(raw, message, signaled=True, due=self._time)
+        queue.store_record(self._time)
+        stamp(EventKind.WQE_WRITTEN, message, self._time, posted, qp=queue.qp)
+        stamp(EventKind.PROXY_POSTED, message, self._time, posted, qp=queue.qp)
+        if self._bf:
+            queue.push(raw, self._time)
+        else:
+            queue.ring_last(raw, self._time)
+        stamp(EventKind.RING, message, self._time, posted, qp=queue.qp)
+        if self._taken - self._reported >= self._proxy.complete_every_bytes:
+            self._reported = self._taken
+            self._store(addresses.COMPLETE, self._taken)
+
+    def _completions(self):
+        return any([queue.completed() for queue in self._queues.values() if queue.outstanding])
+
+    def _quiet(self):
+        wanted = int.from_bytes(self._host[addresses.QUIET_ISSUE:addresses.QUIET_ISSUE + 8].tobytes(), "little")
+        if wanted <= self._acknowledged or self._taken < wanted or any(q.outstanding for q in self._queues.values()):
+            return False
+        self._acknowledged = wanted
+        self._store(addresses.QUIET_ACK, wanted)
+        return True
+
+    def _slot(self):
+        return addresses.CHANNEL + self._taken % self._channel.ring_bytes
+
+    def _store(self, offset, value):
+        self._node.store("cpu", addresses.bus("host", offset), value.to_bytes(8, "little"), self._time,
+                         mark(MarkKind.OTHER))

@@ -1,0 +1,141 @@
+"""What software keeps of a QP: its rings in memory and the indices it counts.
+
+Indices are 64-bit and never wrap here; the machine sees their low 16 bits.
+"""
+
+from collections import deque
+
+from hw.formats.mlx5 import BLOCK_BYTES, UAR_BF_SIZE
+from hw.formats.tlp import MarkKind
+
+from .. import addresses, wqe
+
+__all__ = ["PostedWqe", "SendQueue", "mark"]
+
+
+def mark(kind, qp=0, index=0):
+    """The sideband of a store (decision 5)."""
+    return kind.value | (qp & 0xfff) << 4 | (index & 0xffffff) << 16
+
+
+class PostedWqe:
+    """A WQE in a send queue and the message it stands for."""
+
+    __slots__ = ("index", "message", "next_index", "signaled")
+
+    def __init__(self, message, index, blocks, signaled):
+        self.message, self.index, self.next_index, self.signaled = message, index, index + blocks, signaled
+
+
+class SendQueue:
+    """A QP as one processor drives it: builds WQEs, stores them, rings, and reads completions.
+
+    Parameters
+    ----------
+    node : Node
+        Handle of the node that owns the QP.
+    processor : "gpu" or "cpu"
+        Port by which everything is stored.
+    memory : "gpu" or "host"
+        Memory of the rings.
+    qp, qpn : int
+        Context index and number.
+    depth, cq_depth : int
+        Blocks of the send queue, entries of the completion queue.
+    collapsed : bool
+        Whether entry 0 of the completion queue is rewritten in place.
+    """
+
+    def __init__(self, node, *, processor, memory, qp, qpn, depth, cq_depth, collapsed):
+        self.node, self.processor, self.memory = node, processor, memory
+        self.qp, self.qpn, self.depth, self.collapsed = qp, qpn, depth, collapsed
+        self.cq_depth = cq_depth = 1 if collapsed else cq_depth
+        #: Next block to be written; blocks below `done` are free again; producer index last rung.
+        self.posted, self.done, self.rung = 0, 0, 0
+        #: WQEs posted and not known to be done, oldest first.
+        self.outstanding = deque()
+        self._consumed = 0
+        self._push_half = 0
+        self._bytes = node.memory(memory)
+        self._sq = addresses.sq_offset(qp, depth)
+        self._cq = addresses.cq_offset(qp, cq_depth)
+        self._record = addresses.record_offset(qp)
+
+    @property
+    def free_blocks(self):
+        """Blocks that can be written without overtaking a WQE in flight."""
+        return self.depth - (self.posted - self.done)
+
+    def post(self, raw, message, *, signaled, due):
+        """Stores the blocks of a WQE in cycle `due` and returns it; `raw` carries the index `posted`."""
+        blocks = len(raw) // BLOCK_BYTES
+        posted = PostedWqe(message, self.posted, blocks, signaled)
+        tag = mark(MarkKind.WQE, self.qp, self.posted & 0xffff)
+        for block in range(blocks):
+            slot = (self.posted + block) % self.depth
+            self.node.store(self.processor, addresses.bus(self.memory, self._sq + slot * BLOCK_BYTES),
+                            raw[block * BLOCK_BYTES:(block + 1) * BLOCK_BYTES], due, tag)
+        self.posted = posted.next_index
+        self.outstanding.append(posted)
+        return posted
+
+    def store_record(self, due):
+        """Stores the send doorbell record."""
+        self.node.store(self.processor, addresses.bus(self.memory, self._record + 4), wqe.record(self.posted),
+                        due, mark(MarkKind.RECORD, self.qp, self.posted & 0xffff))
+
+    def ring(self, due):
+        """Stores the 8-byte doorbell with the next index."""
+        self._doorbell(addresses.uar_register(self.qp), wqe.doorbell(qpn=self.qpn, index=self.posted), due)
+
+    def push(self, raw, due):
+        """Stores a whole WQE to the BlueFlame half whose turn it is."""
+        register = addresses.uar_register(self.qp, self._push_half)
+        self._push_half ^= UAR_BF_SIZE
+        for start in range(0, len(raw), BLOCK_BYTES):
+            self._doorbell(register + start, raw[start:start + BLOCK_BYTES], due)
+
+    def ring_last(self, raw, due):
+        """Stores the first 8 bytes of the last WQE as a doorbell, as host verbs do."""
+        self._doorbell(addresses.uar_register(self.qp), raw[:8], due)
+
+    def _doorbell(self, address, data, due):
+        self.node.store(self.processor, address, data, due, mark(MarkKind.DOORBELL, self.qp, self.posted & 0xffff))
+        self.rung = self.posted
+
+    def watch(self):
+        """Waits for a write to the completion entry that is next to be read."""
+        return self.node.watch(self.memory, self._entry())
+
+    def completed(self):
+        """Takes all completions that are in memory now; returns the WQEs they cover, oldest first.
+
+        Raises `RuntimeError` on a completion in error or for nothing that is outstanding.
+        """
+        covered = []
+        while self.outstanding:
+            offset = self._entry()
+            opcode, owner, counter, syndrome = wqe.read_cqe(self._bytes[offset:offset + 64].tobytes())
+            if not self._valid(opcode, owner, counter):
+                break
+            if opcode == wqe.CQE_ERROR_OPCODE:
+                raise RuntimeError(f"QP {self.qpn:#x}: completion in error, syndrome {syndrome:#04x}, WQE {counter}")
+            # The 64-bit index whose low 16 bits are the counter, at or above the oldest outstanding one.
+            index = self.outstanding[0].index + ((counter - self.outstanding[0].index) & 0xffff)
+            while self.outstanding and self.outstanding[0].index <= index:
+                covered.append(self.outstanding.popleft())
+            self._consumed += 1
+            if self.collapsed:
+                break
+        if covered:
+            self.done = covered[-1].next_index
+        return covered
+
+    def _entry(self):
+        return self._cq + (0 if self.collapsed else self._consumed % self.cq_depth) * 64
+
+    def _valid(self, opcode, owner, counter):
+        if self.collapsed:
+            # An empty slot is all ones; a counter below what is outstanding was read before.
+            return opcode != 15 and (counter - self.outstanding[0].index) & 0xffff < 0x8000
+        return opcode != 15 and owner == (self._consumed // self.cq_depth & 1)

@@ -1,0 +1,56 @@
+"""The bytes that software writes for a NIC: WQEs, doorbells, records; and what it reads back."""
+
+from hw.formats import mlx5
+from hw.formats.layout import Codec
+
+__all__ = ["CQE_ERROR_OPCODE", "doorbell", "inline_capacity", "read_cqe", "record", "write", "write_inline"]
+
+CQE_ERROR_OPCODE = mlx5.CqeOpcode.REQ_ERR.value
+
+_ctrl, _raddr, _data = Codec(mlx5.Ctrl), Codec(mlx5.Raddr), Codec(mlx5.Data)
+_doorbell = Codec(mlx5.Doorbell)
+_WRITE = mlx5.WqeOpcode.WRITE.value
+
+
+def _padded(wqe):
+    return wqe + bytes(-len(wqe) % mlx5.BLOCK_BYTES)
+
+
+def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled):
+    """RDMA WRITE with one data segment: one block, of which 48 bytes count."""
+    return _padded(
+        _ctrl.pack(wqe_index=index & 0xffff, opcode=_WRITE, qpn=qpn, ds=3,
+                   fm_ce_se=mlx5.CE_ALWAYS if signaled else 0)
+        + _raddr.pack(raddr=raddr, rkey=rkey)
+        + _data.pack(byte_count=length, lkey=lkey, address=laddr))
+
+
+def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
+    """RDMA WRITE whose bytes stand in the WQE: as many blocks as they need."""
+    segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
+    segment += bytes(-len(segment) % 16)
+    return _padded(
+        _ctrl.pack(wqe_index=index & 0xffff, opcode=_WRITE, qpn=qpn, ds=2 + len(segment) // 16,
+                   fm_ce_se=mlx5.CE_ALWAYS if signaled else 0)
+        + _raddr.pack(raddr=raddr, rkey=rkey)
+        + segment)
+
+
+def inline_capacity(blocks):
+    """Most bytes that an inline WRITE of so many blocks can carry."""
+    return blocks * mlx5.BLOCK_BYTES - mlx5.DATA_OFFSET - 4
+
+
+def doorbell(*, qpn, index, opcode=0, ds=0):
+    """The 8 bytes stored to a UAR register (GPU stacks: the next index, opcode and ds 0)."""
+    return _doorbell.pack(index=index & 0xffff, opcode=opcode, qpn=qpn, ds=ds)
+
+
+def record(index):
+    """The send word of a doorbell record."""
+    return (index & 0xffff).to_bytes(4, "big")
+
+
+def read_cqe(raw):
+    """(opcode, owner, wqe_counter, syndrome) of a CQE's 64 bytes."""
+    return raw[63] >> 4, raw[63] & 1, int.from_bytes(raw[60:62], "big"), raw[55]
