@@ -1,0 +1,403 @@
+"""What a scenario asks for, message by message: who sends what from where to where on which QP, and which registered regions hold it.
+
+Pure arithmetic on the scenario, the same for the bench, the scoreboard and the report. Every message of a workload has a slot of
+its own at both ends with at least 64 bytes between two slots, so that each can be checked after the run.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hw.config import ConfigError
+
+from .schema import show
+from .sections import DATA_BYTES, Operation, Region, Workload
+
+if TYPE_CHECKING:
+    from .scenario import Scenario
+
+__all__ = ["Connection", "Group", "Message", "Plan", "make_plan", "wqe_blocks"]
+
+MAX_MESSAGES = 1 << 22
+MAX_QPS = 1024
+_PAGE = 4096
+_LINE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message."""
+
+    #: Number within the run; what the trace port stamps.
+    number: int
+    #: Index of its group.
+    group: int
+    node: int
+    peer: int
+    #: Thread of `node` that issues it.
+    producer: int
+    #: Index of the QP between the two nodes (not the context index: see `Plan.connection`).
+    qp: int
+    size: int
+    #: First byte in its region, and the same at the peer.
+    region: str
+    offset: int
+    remote_region: str
+    remote_offset: int
+    signaled: bool
+    #: Ends a batch: its doorbell covers the WQEs before it (gda_minimal).
+    rings: bool
+    #: Earliest issue.
+    at_ns: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Messages that are reported together: one size of one workload, or all operations of one size."""
+
+    index: int
+    #: "put" or "op".
+    kind: str
+    size: int
+    #: Their workload; None for operations.
+    workload: Workload | None
+    #: Numbers of its messages.
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One QP between nodes a < b: its index among theirs, and its context at each end."""
+
+    a: int
+    b: int
+    qp: int
+    a_context: int
+    b_context: int
+
+    def context(self, node: int) -> int:
+        """Context index at `node`, one of the two."""
+        return self.a_context if node == self.a else self.b_context
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All messages in order of issue, their groups in order of execution, regions and connections."""
+
+    messages: tuple[Message, ...]
+    groups: tuple[Group, ...]
+    regions: tuple[Region, ...]
+    connections: tuple[Connection, ...]
+    #: Most payload that goes inside a WQE, by path.
+    inline_max: dict[str, int]
+
+    @property
+    def qps_per_node(self) -> int:
+        """Contexts that the busiest node needs."""
+        return max(max(c.a_context, c.b_context) for c in self.connections) + 1
+
+    def region(self, node: int, name: str) -> Region:
+        """The region of that name."""
+        return next(
+            region for region in self.regions if region.node == node and region.name == name
+        )
+
+    def key(self, node: int, name: str) -> int:
+        """Its lkey and rkey."""
+        names = [region.name for region in self.regions if region.node == node]
+        return (names.index(name) + 1) << 8
+
+    def connection(self, node: int, peer: int, qp: int) -> Connection:
+        """The QP `qp` between two nodes."""
+        ends = (min(node, peer), max(node, peer))
+        return next(c for c in self.connections if (c.a, c.b) == ends and c.qp == qp)
+
+    def inlined(self, message: Message, path: str) -> bool:
+        """Whether its payload travels inside the WQE."""
+        return message.size <= self.inline_max[path]
+
+
+def wqe_blocks(size: int, inline: bool) -> int:
+    """Blocks of 64 bytes of a WRITE's WQE: control, address, then a pointer or the payload with its 4-byte head."""
+    segments = 2 + ((size + 4 + 15) // 16 if inline else 1)
+    return (segments + 3) // 4
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+class _Slots:
+    """Hands out slots of regions: behind explicit operations, one behind the other."""
+
+    def __init__(self, operations: tuple[Operation, ...]) -> None:
+        self.ends: dict[tuple[int, str], int] = {}
+        for op in operations:
+            self._extend(op.node, op.region, op.offset + op.size)
+            self._extend(op.peer, op.remote_region, op.remote_offset + op.size)
+
+    def _extend(self, node: int, region: str, end: int) -> None:
+        key = node, region
+        self.ends[key] = max(self.ends.get(key, 0), _up(end, _LINE) + _LINE)
+
+    def take(self, node: int, region: str, offset: int, size: int, count: int) -> tuple[int, int]:
+        """(first byte, stride) of `count` slots that start `offset` behind what is taken."""
+        first = self.ends.get((node, region), 0) + offset
+        stride = _up(first % _LINE + size, _LINE) + _LINE
+        self._extend(node, region, first + (count - 1) * stride + size)
+        return first, stride
+
+
+def _workload(number: int, group: int, work: Workload, size: int, slots: _Slots) -> list[Message]:
+    local, stride = slots.take(work.node, work.region, work.offset, size, work.count)
+    remote, remote_stride = slots.take(
+        work.peer, work.remote_region, work.remote_offset, size, work.count
+    )
+    messages = []
+    for index in range(work.count):
+        producer, turn = index % work.producers, index // work.producers
+        final = index + work.producers >= work.count
+        rings = final or (turn + 1) % work.batch == 0
+        messages.append(
+            Message(
+                number + index,
+                group,
+                work.node,
+                work.peer,
+                producer,
+                producer % work.qps,
+                size,
+                work.region,
+                local + index * stride,
+                work.remote_region,
+                remote + index * remote_stride,
+                signaled=final
+                or (turn + 1) % work.signaled_every == 0
+                or (rings and work.batch > 1),
+                rings=rings,
+                at_ns=work.at_ns,
+            )
+        )
+    return messages
+
+
+def _operations(
+    first: int, first_group: int, operations: tuple[Operation, ...]
+) -> tuple[list[Message], list[Group]]:
+    sizes = list(dict.fromkeys(op.size for op in operations))
+    last = {(op.node, op.producer): index for index, op in enumerate(operations)}
+    messages = [
+        Message(
+            first + index,
+            first_group + sizes.index(op.size),
+            op.node,
+            op.peer,
+            op.producer,
+            op.qp,
+            op.size,
+            op.region,
+            op.offset,
+            op.remote_region,
+            op.remote_offset,
+            op.signaled or last[op.node, op.producer] == index,
+            True,
+            op.at_ns,
+        )
+        for index, op in enumerate(operations)
+    ]
+    groups = [
+        Group(
+            first_group + index,
+            "op",
+            size,
+            None,
+            tuple(m.number for m in messages if m.size == size),
+        )
+        for index, size in enumerate(sizes)
+    ]
+    return messages, groups
+
+
+def _connections(scenario: "Scenario") -> tuple[Connection, ...]:
+    needed: dict[tuple[int, int], int] = {}
+    for entry in (*scenario.workloads, *scenario.operations):
+        ends = (min(entry.node, entry.peer), max(entry.node, entry.peer))
+        qps = entry.qps if isinstance(entry, Workload) else entry.qp + 1
+        needed[ends] = max(needed.get(ends, 0), qps)
+    used = [0] * scenario.nodes.count
+    connections = []
+    for (a, b), qps in sorted(needed.items()):
+        for qp in range(qps):
+            connections.append(Connection(a, b, qp, used[a], used[b]))
+            used[a] += 1
+            used[b] += 1
+    if max(used) > MAX_QPS:
+        key = "workload.0.qps" if scenario.workloads else "op.0.qp"
+        raise ConfigError(key, max(used), f"allowed up to {MAX_QPS} QPs in all at one node")
+    return tuple(connections)
+
+
+def _regions(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Region, ...]:
+    """The given regions, checked against each other; or `send` and `recv` of each node."""
+    if scenario.regions:
+        for index, region in enumerate(scenario.regions):
+            for other in scenario.regions[:index]:
+                if region.node == other.node and region.name == other.name:
+                    raise ConfigError(
+                        f"region.{index}.name",
+                        region.name,
+                        "allowed names that the node does not have yet",
+                    )
+                if (
+                    (region.node, region.memory) == (other.node, other.memory)
+                    and region.offset < other.end
+                    and other.offset < region.end
+                ):
+                    raise ConfigError(
+                        f"region.{index}.offset",
+                        region.offset,
+                        f"allowed outside of {show(other.name)}, which holds {other.offset} to {other.end - 1}",
+                    )
+        return scenario.regions
+    need = _up(max(ends.values()), _PAGE)
+    size = scenario.sizes.buffer_bytes or need
+    if need > size:
+        raise ConfigError(
+            "memory.buffer_bytes", size, f"allowed at least {need}, or 0, for this work"
+        )
+    recv = _up(size, _PAGE) + _PAGE
+    if recv + size > DATA_BYTES:
+        raise ConfigError(
+            "workload.0.count",
+            scenario.workloads[0].count if scenario.workloads else 0,
+            f"allowed as many as fit in half of the data area, {DATA_BYTES // 2} bytes; this needs {size}",
+        )
+    return tuple(
+        region
+        for node in range(scenario.nodes.count)
+        for region in (
+            Region(name="send", node=node, offset=0, size=size),
+            Region(name="recv", node=node, offset=recv, size=size),
+        )
+    )
+
+
+def _inside(
+    scenario: "Scenario", regions: tuple[Region, ...], ends: dict[tuple[int, str], int]
+) -> None:
+    """Every operation and workload lies in a region that exists."""
+    known = {(region.node, region.name): region for region in regions}
+
+    def check(
+        key: str, entry: Workload | Operation, node: int, region: str, offset: int, end: int
+    ) -> None:
+        remote = "remote_" if node == entry.peer else ""
+        names = [name for owner, name in known if owner == node]
+        if region not in names:
+            raise ConfigError(
+                f"{key}.{remote}region",
+                region,
+                f"no such region at node {node}; allowed " + ", ".join(map(show, names)),
+            )
+        if end > known[node, region].size:
+            raise ConfigError(
+                f"{key}.{remote}offset",
+                offset,
+                f"allowed within region {show(region)} of node {node}: {known[node, region].size} bytes; this ends at {end}",
+            )
+
+    for index, op in enumerate(scenario.operations):
+        check(f"op.{index}", op, op.node, op.region, op.offset, op.offset + op.size)
+        check(
+            f"op.{index}",
+            op,
+            op.peer,
+            op.remote_region,
+            op.remote_offset,
+            op.remote_offset + op.size,
+        )
+    for index, work in enumerate(scenario.workloads):
+        check(
+            f"workload.{index}",
+            work,
+            work.node,
+            work.region,
+            work.offset,
+            ends[work.node, work.region] - _LINE,
+        )
+        check(
+            f"workload.{index}",
+            work,
+            work.peer,
+            work.remote_region,
+            work.remote_offset,
+            ends[work.peer, work.remote_region] - _LINE,
+        )
+
+
+def _depths(scenario: "Scenario", inline_max: dict[str, int]) -> None:
+    """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is smaller than a request."""
+    depth = scenario.queues.sq_depth
+    for index, work in enumerate(scenario.workloads):
+        for path in scenario.paths:
+            blocks = max(wqe_blocks(size, size <= inline_max[path]) for size in work.size)
+            for key in ("batch", "signaled_every"):
+                if getattr(work, key) * blocks > depth:
+                    raise ConfigError(
+                        f"workload.{index}.{key}",
+                        getattr(work, key),
+                        f"allowed up to {depth // blocks}: sq_depth is {depth} blocks and a WQE has up to {blocks}",
+                    )
+    most = max(
+        (
+            wqe_blocks(size, size <= inline_max[path])
+            for path in scenario.paths
+            for size in (
+                *(s for w in scenario.workloads for s in w.size),
+                *(op.size for op in scenario.operations),
+            )
+        ),
+        default=1,
+    )
+    if most > depth:
+        raise ConfigError(
+            "nic.sq_depth", depth, f"allowed at least {most}, the blocks of the largest WQE"
+        )
+    if most > scenario.nic.window_blocks:
+        raise ConfigError(
+            "nic.window_blocks",
+            scenario.nic.window_blocks,
+            f"allowed at least {most}, the blocks of the largest WQE",
+        )
+
+
+def make_plan(scenario: "Scenario") -> Plan:
+    """Lay out all messages of `scenario`; raises `ConfigError` with the full key."""
+    total = len(scenario.operations) + sum(
+        len(work.size) * work.count for work in scenario.workloads
+    )
+    if total > MAX_MESSAGES:
+        raise ConfigError(
+            "workload.0.count",
+            scenario.workloads[0].count if scenario.workloads else 0,
+            f"allowed up to {MAX_MESSAGES} messages in all; these are {total}",
+        )
+    inline_max = {
+        path: scenario.gpu.inline_max_bytes if path == "gda_minimal" else 0
+        for path in scenario.paths
+    }
+    _depths(scenario, inline_max)
+    connections = _connections(scenario)
+    slots = _Slots(scenario.operations)
+    messages: list[Message] = []
+    groups: list[Group] = []
+    for work in scenario.workloads:
+        for size in work.size:
+            added = _workload(len(messages), len(groups), work, size, slots)
+            groups.append(Group(len(groups), "put", size, work, tuple(m.number for m in added)))
+            messages += added
+    added, op_groups = _operations(len(messages), len(groups), scenario.operations)
+    regions = _regions(scenario, slots.ends)
+    _inside(scenario, regions, slots.ends)
+    return Plan(
+        tuple(messages + added), tuple(groups + op_groups), regions, connections, inline_max
+    )

@@ -1,0 +1,330 @@
+"""The tables of a scenario that are not hardware: software costs, queues, regions, work, faults, expectations, limits.
+
+Hardware sections (`[pcie] [memory] [nic] [wire]`) are the dataclasses of `hw.config`.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from hw.config import ConfigError
+
+from .names import METRICS
+from .schema import check_fields, choice, flag, number, power_of_two, sequence, text
+
+__all__ = [
+    "DATA_BYTES",
+    "FOREVER",
+    "MAX_MESSAGE_BYTES",
+    "PATHS",
+    "CheckConfig",
+    "CpuConfig",
+    "Expect",
+    "Fault",
+    "GpuConfig",
+    "MemorySizes",
+    "NodesConfig",
+    "Operation",
+    "ProxyConfig",
+    "QueueConfig",
+    "Region",
+    "Workload",
+]
+
+#: Paths that exist.
+PATHS = ("gda_minimal", "ibrc")
+#: Bytes of the data area of each memory: the regions lie in it.
+DATA_BYTES = 1 << 35
+MAX_MESSAGE_BYTES = 1 << 30
+#: `count` of a fault that never ends.
+FOREVER = -1
+_NS = 1_000_000.0
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesConfig(_Checked):
+    """[nodes]"""
+
+    count: int = number("Nodes; every two are joined by a wire of their own.", 2, 64, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuConfig(_Checked):
+    """[gpu]: what a posting and polling GPU thread costs.
+
+    One put of `gda_minimal` takes issue_ns + inline copy, then fence_gpu_ns, then store_issue_ns (the doorbell); the
+    record's store is part of issue_ns.
+    """
+
+    issue_ns: float = number(
+        "Reserving a slot, building one WQE and storing it and the record; without fence and doorbell.",
+        0,
+        _NS,
+    )
+    inline_copy_ns_per_16b: float = number(
+        "Copying inline payload into the WQE, per started 16 bytes beyond the first.", 0, _NS
+    )
+    fence_gpu_ns: float = number("What ordering at GPU scope adds to an issue.", 0, _NS)
+    store_issue_ns: float = number(
+        "A posted store to another device, until the thread goes on.", 0, _NS
+    )
+    poll_ns: float = number("CQE committed in GPU memory to seen by the polling thread.", 0, _NS)
+    inline_max_bytes: int = number(
+        "Payload up to this goes inside the WQE (gda_minimal); 0: never.", 0, 972, 28
+    )
+    queues: str = choice(
+        "Memory of send and completion queues of gda_minimal.", "gpu", default="gpu"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuConfig(_Checked):
+    """[cpu]: what a host thread costs."""
+
+    poll_ns: float = number(
+        "Word or CQE committed in host memory to seen by the polling thread.", 0, _NS
+    )
+    post_ns: float = number(
+        "Building a WQE and pushing it; the last part of a proxy's service time.", 0, _NS
+    )
+    store_issue_ns: float = number("A posted store to a device, until the thread goes on.", 0, _NS)
+    bf: bool = flag(
+        "Push single WQEs through the BlueFlame register; false: ring an 8-byte doorbell.", True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyConfig(_Checked):
+    """[proxy]: the host thread that posts for GPU threads (`ibrc`)."""
+
+    gpu_issue_ns: float = number(
+        "GPU-side enqueue of one request, without its fence and its stores to host memory.", 0, _NS
+    )
+    service_cold_ns: float = number(
+        "All CPU time of one request, post included, on a CPU at rest clock.", 0, _NS
+    )
+    service_warm_ns: float = number("The same on a warm CPU.", 0, _NS)
+    warm: bool = flag("Which of the two holds.", False)
+    request_batch_max: int = number("Requests per turn of the loop.", 1, 4096, 32)
+    complete_every_bytes: int = number(
+        "Bytes of requests taken between two stores of `complete`.", 8, 1 << 22, 1024
+    )
+    ring_bytes: int = power_of_two("Request ring in host memory.", 256, 1 << 26, 1 << 22)
+
+    @property
+    def service_ns(self) -> float:
+        """CPU time of one request."""
+        return self.service_warm_ns if self.warm else self.service_cold_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig(_Checked):
+    """[nic], the keys of the queues: shapes that software gives to each QP and CQ."""
+
+    sq_depth: int = power_of_two("Blocks of 64 bytes in a send queue.", 2, 32768, 1024)
+    cq: str = choice(
+        "One CQE rewritten in place, or a ring of them.", "collapsed", "ring", default="collapsed"
+    )
+    cq_depth: int = power_of_two("CQEs of a ring.", 2, 32768, 1024)
+    ack_timeout: int = choice(
+        "Exponent of the ACK timeout, 4.096 us x 2^t; 0: wait for ever.", 0, default=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySizes(_Checked):
+    """[memory], the keys of sizes."""
+
+    buffer_bytes: int = number(
+        "Size of the regions `send` and `recv` of each node; 0: as large as the work needs.",
+        0,
+        DATA_BYTES // 2,
+        0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig(_Checked):
+    """[check]: when a run is given up."""
+
+    watchdog_us: float = number("No progress for this long is a hang.", 1, 1e9, 200.0)
+    max_us: float = number("Simulated time of one path.", 1, 1e9, 1e6)
+    wall_s: float = number("Wall time of one path.", 1, 1e6, 600.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region(_Checked):
+    """[[region]]: registered memory. Without any, each node has `send` and `recv` in GPU memory."""
+
+    name: str = text("Name, unique within its node.")
+    node: int = number("Node that owns it.", 0, 63)
+    memory: str = choice("Memory that holds it.", "gpu", "host", default="gpu")
+    offset: int = number(
+        "First byte, from the start of the data area of that memory.", 0, DATA_BYTES - 1
+    )
+    size: int = number("Bytes.", 1, DATA_BYTES)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.offset % 64:
+            raise ConfigError("offset", self.offset, "allowed multiples of 64")
+        if self.offset + self.size > DATA_BYTES:
+            raise ConfigError(
+                "size", self.size, f"allowed up to {DATA_BYTES - self.offset} from this offset"
+            )
+
+    @property
+    def end(self) -> int:
+        """First byte behind it."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(_Checked):
+    """[[workload]]: `count` puts of each size from one node to another. Sizes, and workloads, run one after the other."""
+
+    kind: str = choice("What is done.", "put")
+    scope: str = choice("Who acts as one producer.", "thread", default="thread")
+    size: tuple[int, ...] = sequence("Bytes per message.", 1, MAX_MESSAGE_BYTES, (1, 64))
+    count: int = number("Messages per size, of all producers together.", 1, 1 << 24)
+    producers: int = number(
+        "Threads that issue; message i is issued by producer i mod producers.", 1, 4096, 1
+    )
+    qps: int = number("QPs between the two nodes; producer p uses QP p mod qps.", 1, 1024, 1)
+    window: int = number("Messages that one producer may have outstanding.", 1, 1 << 16, 1)
+    batch: int = number("WQEs per doorbell (gda_minimal).", 1, 1 << 12, 1)
+    signaled_every: int = number(
+        "Every n-th message of a producer asks for a CQE, and the last of a batch of several.",
+        1,
+        1 << 12,
+        1,
+    )
+    node: int = number("Node that issues.", 0, 63, 0)
+    peer: int = number("Node that is written.", 0, 63, 1)
+    region: str = text("Region of `node` that is read.", "send")
+    remote_region: str = text("Region of `peer` that is written.", "recv")
+    offset: int = number(
+        "Of the first message in its region; each further one has a slot of its own behind it.",
+        0,
+        DATA_BYTES - 1,
+        0,
+    )
+    remote_offset: int = number("The same in the remote region.", 0, DATA_BYTES - 1, 0)
+    memory: str = choice("Memory of the payload, where no region is named.", "gpu", default="gpu")
+    at_ns: float = number("Earliest start.", 0, 1e9, 0.0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.node == self.peer:
+            raise ConfigError(
+                "peer", self.peer, f"allowed any node but {self.node}, the one that issues"
+            )
+        for name in ("batch", "signaled_every"):
+            if getattr(self, name) > self.window:
+                raise ConfigError(
+                    name, getattr(self, name), f"allowed up to {self.window}, the window"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(_Checked):
+    """[[op]]: one explicit operation."""
+
+    verb: str = choice("What is done.", "write", default="write")
+    node: int = number("Node that issues.", 0, 63, 0)
+    peer: int = number("Node that is written.", 0, 63, 1)
+    producer: int = number(
+        "Thread that issues; its operations are issued in the order of the file.", 0, 4095, 0
+    )
+    qp: int = number("QP between the two nodes.", 0, 1023, 0)
+    size: int = number("Bytes.", 1, MAX_MESSAGE_BYTES)
+    region: str = text("Region of `node` that is read.", "send")
+    remote_region: str = text("Region of `peer` that is written.", "recv")
+    offset: int = number("First byte in its region.", 0, DATA_BYTES - 1, 0)
+    remote_offset: int = number("First byte in the remote region.", 0, DATA_BYTES - 1, 0)
+    signaled: bool = flag("Ask for a CQE.", True)
+    at_ns: float = number("Earliest issue.", 0, 1e9, 0.0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.node == self.peer:
+            raise ConfigError(
+                "peer", self.peer, f"allowed any node but {self.node}, the one that issues"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault(_Checked):
+    """[[fault]]: something goes wrong, by schedule."""
+
+    kind: str = choice("What goes wrong.", "drop")
+    packet: str = choice("Packets that are counted.", "any", "request", "ack", default="any")
+    first: int = number(
+        "First packet that is hit, counted from 0 as the node sends them.", 0, 0xFFFFFFFE, 0
+    )
+    count: int = number(
+        "How many in a row; -1: all from there on.", 1, 0xFFFFFFFE, 1, extra=(FOREVER,)
+    )
+    node: int = number("Node that sends them.", 0, 63, key="from")
+
+    @property
+    def slot(self) -> tuple[int, int, int]:
+        """(match, first, count) as `hw.config.timing_words` takes them."""
+        return (
+            {"any": 1, "request": 2, "ack": 3}[self.packet],
+            self.first,
+            0xFFFFFFFF if self.count == FOREVER else self.count,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """[[expect]]: what must hold for the run to pass. Several bounds in one table must all hold."""
+
+    metric: str = choice("What is looked at.", *METRICS)
+    path: str | None = choice("Path it holds for; left out: all.", None, *PATHS, default=None)
+    size: int | None = number(
+        "Group it holds for; left out: all.", 1, MAX_MESSAGE_BYTES, None, extra=(None,)
+    )
+    below: float | None = number("Value < this.", -inf, None, None, extra=(None,))
+    above: float | None = number("Value > this.", -inf, None, None, extra=(None,))
+    equal: float | None = number("Value = this.", -inf, None, None, extra=(None,))
+    within: tuple[float, ...] = sequence(
+        "[low, high]: low <= value <= high.", -inf, None, (0, 2), ()
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.within and (len(self.within) != 2 or self.within[0] > self.within[1]):
+            raise ConfigError("within", list(self.within), "allowed [low, high] with low <= high")
+        if not self.bounds:
+            raise ConfigError(
+                "metric", self.metric, "allowed with at least one of below, above, equal, within"
+            )
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The bounds that are given, in words."""
+        words = [
+            f"{word} {getattr(self, word):g}"
+            for word in ("below", "above", "equal")
+            if getattr(self, word) is not None
+        ]
+        return (
+            (*words, f"within [{self.within[0]:g}, {self.within[1]:g}]")
+            if self.within
+            else tuple(words)
+        )
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` meets all bounds."""
+        return (
+            (self.below is None or value < self.below)
+            and (self.above is None or value > self.above)
+            and (self.equal is None or value == self.equal)
+            and (not self.within or self.within[0] <= value <= self.within[1])
+        )
