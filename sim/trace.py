@@ -176,7 +176,7 @@ def load(file):
                 raise TraceError(f"{file}: schema {about.get('schema')!r}, expected 'bellwire.events/1'")
             return {path: Events(archive[f"events_{path}"], path, {int(kind): layout for kind, layout in kinds.items()})
                     for path, kinds in about["kinds"].items()}
-    except (zipfile.BadZipFile, KeyError, OSError, json.JSONDecodeError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except (FileNotFoundError, TraceError):
+        raise
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
         raise TraceError(f"{file}: not an event log ({error})") from error

@@ -1,0 +1,406 @@
+"""Landmarks and segments of every message, from the event log (design 3.4).
+
+Joins, all vectorised:
+
+- software events carry the message number;
+- events of the NIC carry (node, QP, WQE index). An index has 16 bits: in the order of occurrence it is unwrapped to a
+  number without end, starting at the first index that software wrote to that QP;
+- packets are found by (responder, its QP, PSN): `TxLast` says which WQE a PSN belongs to, and the PSN is unwrapped alike;
+- what covers several WQEs (a ring, a fetch, an ACK, a CQE) is the first event in time that reaches the message's index.
+  Where it belongs to another message, `rung_by`, `fetched_by` and `covered_by` name that one.
+
+A segment ends at the landmark it is named after and begins where the previous one ended; a landmark that does not
+exist (no fetch of a pushed WQE, no payload read of inline data) has no segment. Where a landmark lies before its
+predecessor (a shared one, or work done ahead), it caused no delay: it is moved onto its predecessor and its segment is 0. Segments are
+thus never negative and always add up to the latency. `landed` lies beside the sum, unless it ends the measurement.
+"""
+
+import numpy as np
+
+from hw.config import CLOCK_MHZ
+from hw.formats.events import EventKind
+from hw.formats.roce import RoceOpcode
+from hw.formats.tlp import MarkKind
+
+from .names import LANDMARKS
+
+__all__ = ["ABSENT", "MESSAGE_FIELDS", "REQUEST_OPCODES", "columns", "group_stats", "latency_stats", "segments_ns", "timeline",
+           "write_csv"]
+
+#: Cycle of a landmark that did not happen; message number of nobody.
+ABSENT = -1
+#: What the joins need to know of a message; `wqe_index` is `ABSENT` where it was never posted.
+MESSAGE_FIELDS = ("message", "node", "peer", "qp", "wqe_index", "size", "signaled")
+NS_PER_CYCLE = 1000 / CLOCK_MHZ
+
+REQUEST_OPCODES = tuple(opcode.value for opcode in RoceOpcode if opcode is not RoceOpcode.ACK)
+_FIRST = (RoceOpcode.WRITE_FIRST.value, RoceOpcode.WRITE_ONLY.value)
+_LAST = (RoceOpcode.WRITE_LAST.value, RoceOpcode.WRITE_ONLY.value)
+_SOFTWARE = {EventKind.ISSUE: "issue", EventKind.WQE_WRITTEN: "wqe_written", EventKind.REQUEST_WRITTEN: "request_written",
+             EventKind.PROXY_SEEN: "proxy_seen", EventKind.PROXY_POSTED: "proxy_posted"}
+#: A composite key is a group (node and QP) above a number of this many bits.
+_BITS = 40
+
+
+def columns(messages):
+    """Messages (dict of arrays, or sequence of dicts) as dict of int64 arrays of `MESSAGE_FIELDS`."""
+    if not isinstance(messages, dict):
+        rows = list(messages)
+        messages = {key: [row[key] for row in rows] for key in MESSAGE_FIELDS}
+    return {key: np.asarray(messages[key], np.int64).reshape(-1) for key in MESSAGE_FIELDS}
+
+
+def group(node, qp):
+    """One number for a QP of a node."""
+    return node << 12 | qp
+
+
+def unwrap(groups, values, bits, anchors):
+    """Numbers without end from counters of `bits` bits, in order of occurrence within each group.
+
+    `anchors` holds, per element, the number near which its group starts.
+    """
+    half = 1 << bits - 1
+    order = np.argsort(groups, kind="stable")
+    g, v, a = groups[order], values[order], anchors[order]
+    head = np.ones(len(g), bool)
+    head[1:] = g[1:] != g[:-1]
+    previous = np.where(head, a, np.concatenate((v[:1], v[:-1])))
+    steps = (v - previous + half & (1 << bits) - 1) - half
+    total = np.cumsum(steps)
+    start = np.maximum.accumulate(np.where(head, np.arange(len(g)), 0))
+    unwrapped = np.empty(len(g), np.int64)
+    unwrapped[order] = a + total - (total - steps)[start]
+    return unwrapped
+
+
+def lookup(keys, values, wanted, default):
+    """`values` of the first of `keys` that equals each of `wanted`, or its default."""
+    row = find(keys, wanted, last=False)
+    return np.where(row >= 0, np.append(values, 0)[row], default)
+
+
+def find(keys, wanted, last=True):
+    """Position of the last (or first) of `keys` that equals each of `wanted`; `ABSENT` where there is none."""
+    if not len(keys):
+        return np.full(len(wanted), ABSENT)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    place = np.searchsorted(ordered, wanted, "right") - 1 if last else np.searchsorted(ordered, wanted, "left")
+    place = np.clip(place, 0, len(keys) - 1)
+    return np.where(ordered[place] == wanted, order[place], ABSENT)
+
+
+def reach(groups, values, wanted_groups, wanted):
+    """Position of the first event of the same group, in time, whose value is at least the wanted one; or `ABSENT`."""
+    if not len(groups):
+        return np.full(len(wanted), ABSENT)
+    order = np.argsort(groups, kind="stable")
+    reached = np.maximum.accumulate(join(groups, values)[order])
+    place = np.searchsorted(reached, join(wanted_groups, wanted), "left")
+    inside = np.minimum(place, len(groups) - 1)
+    return np.where((place < len(groups)) & (groups[order][inside] == wanted_groups), order[inside], ABSENT)
+
+
+def join(groups, values):
+    """Composite key. Values may be a little below 0 (an anchor is not always the lowest)."""
+    return (groups << _BITS) + values + (1 << _BITS - 1)
+
+
+def at(table, rows):
+    """Cycles of rows of an event table, `ABSENT` where the row is."""
+    return np.where(rows >= 0, np.append(table["cycle"], 0)[rows], ABSENT)
+
+
+def pick(table, mask):
+    """The rows of an event table for which the mask holds."""
+    return {key: values[mask] for key, values in table.items()}
+
+
+class Joins:
+    """The keys that tie messages and events together.
+
+    Parameters
+    ----------
+    events : Events
+    messages : dict of arrays (`columns`)
+    qps : int
+        QPs of the structure: contexts are indexed by the low bits of a QPN.
+
+    Attributes: `groups` and `index` (unwrapped WQE index) of the messages; `posted` says for which they hold.
+    """
+
+    def __init__(self, events, messages, qps):
+        self.events, self.messages, self._mask = events, messages, qps - 1
+        written = events.of(EventKind.WQE_WRITTEN)
+        row = find(written["message"], messages["message"], last=False)
+        found = row >= 0
+        # The event is what happened; the message's own fields stand in where it is missing.
+        self.wqe_index = np.where(found, np.append(written["wqe_index"], 0)[row], messages["wqe_index"])
+        self.qp = np.where(found, np.append(written["qp"], 0)[row], messages["qp"]) & self._mask
+        self.posted = self.wqe_index >= 0
+        self.groups = group(messages["node"], self.qp)
+        order = np.argsort(np.where(found, np.append(written["cycle"], 0)[row], np.iinfo(np.int64).max), kind="stable")
+        order = order[self.posted[order]]
+        raw = self.wqe_index[order] & 0xffff
+        self._anchor_groups, first = np.unique(self.groups[order], return_index=True)
+        self._anchors = raw[first]
+        self.index = np.full(len(self.wqe_index), ABSENT)
+        self.index[order] = self.unwrapped(self.groups[order], raw)
+
+    def unwrapped(self, groups, values):
+        """16-bit indices of a stream of events, unwrapped near the first index that software wrote."""
+        anchors = lookup(self._anchor_groups, self._anchors, groups, values)
+        return unwrap(groups, values & 0xffff, 16, anchors)
+
+    def of(self, kind, mask=None, qp="qp", index="wqe_index"):
+        """Events of a kind with their `group` and unwrapped `index`."""
+        table = self.events.of(kind)
+        table = dict(table) if mask is None else pick(table, mask(table))
+        table["group"] = group(table["node"], table[qp] & self._mask)
+        table["index"] = self.unwrapped(table["group"], table[index])
+        return table
+
+    def message_at(self, groups, index):
+        """Number of the message whose WQE starts at an index; `ABSENT` where there is none."""
+        keys = np.where(self.posted, join(self.groups, self.index), ABSENT)
+        return lookup(keys, self.messages["message"], join(groups, index), ABSENT)
+
+    def own(self, table, last=True):
+        """Per message the row of the event with its own WQE index."""
+        rows = find(join(table["group"], table["index"]), join(self.groups, self.index), last)
+        return np.where(self.posted, rows, ABSENT)
+
+    def covering(self, table, beyond=0):
+        """Per message the row of the first event that reaches its WQE index (plus `beyond`)."""
+        rows = reach(table["group"], table["index"], self.groups, self.index + beyond)
+        return np.where(self.posted, rows, ABSENT)
+
+    def packets(self):
+        """Per message: unwrapped PSN of its last packet (`ABSENT` without one) and the group of its responder.
+
+        Also per QP, for `psn`: where the PSNs start.
+        """
+        last = self.of(EventKind.TX_LAST, lambda table: np.isin(table["opcode"], REQUEST_OPCODES))
+        requesters, first = np.unique(last["group"], return_index=True)
+        starts = last["psn"][first]
+        psn = self.psn(last["group"], last["psn"], requesters, starts)
+        ends = np.isin(last["opcode"], _LAST)
+        table = pick(last | {"unwrapped": psn}, ends)
+        row = self.own(table)
+        psns = np.where(row >= 0, np.append(table["unwrapped"], 0)[row], ABSENT)
+        responders = np.where(row >= 0, group(self.messages["peer"], np.append(table["dest_qp"], 0)[row] & self._mask), ABSENT)
+        return {"last": at(table, row), "psn": psns, "responder": responders, "requesters": requesters, "starts": starts}
+
+    def psn(self, groups, values, known, starts):
+        """24-bit PSNs of a stream of events, unwrapped near where the QP's PSNs start."""
+        return unwrap(groups, values, 24, lookup(known, starts, groups, values))
+
+
+def _landmarks(joins):
+    """Dict of cycles per landmark, and who shares them."""
+    events, messages = joins.events, joins.messages
+    numbers = messages["message"]
+    marks = {}
+    for kind, name in _SOFTWARE.items():
+        table = events.of(kind)
+        marks[name] = at(table, find(table["message"], numbers, last=False))
+
+    seen_at = joins.of(EventKind.RING_SEEN, index="producer")
+    marks["ring_seen"] = at(seen_at, joins.covering(seen_at, beyond=1))
+
+    # The message's own ring; else that of the message whose ring reaches it; else the last one before it was seen.
+    ring = events.of(EventKind.RING)
+    ringer = find(numbers, ring["message"], last=False)
+    ring_groups = np.where(ringer >= 0, np.append(joins.groups, 0)[ringer], ABSENT)
+    row = find(ring["message"], numbers, last=False)
+    covering = reach(ring_groups, np.append(joins.index, 0)[ringer], joins.groups, joins.index)
+    row = np.where((row < 0) & joins.posted, covering, row)
+    if len(ring["cycle"]):
+        late = (row < 0) & (marks["ring_seen"] >= 0)
+        order = np.argsort(ring_groups, kind="stable")
+        place = np.searchsorted(join(ring_groups, ring["cycle"])[order], join(joins.groups, marks["ring_seen"]), "right") - 1
+        before = order[np.maximum(place, 0)]
+        row = np.where(late & (place >= 0) & (ring_groups[before] == joins.groups), before, row)
+    marks["ring"] = at(ring, row)
+    rung_by = np.where(row >= 0, np.append(ring["message"], 0)[row], ABSENT)
+
+    fetch = joins.of(EventKind.FETCH_REQUESTED)
+    order = np.argsort(join(fetch["group"], fetch["index"]), kind="stable")
+    fetch = pick(fetch, order)
+    place = np.searchsorted(join(fetch["group"], fetch["index"]), join(joins.groups, joins.index), "right") - 1
+    inside = np.maximum(place, 0)
+    if len(fetch["cycle"]):
+        holds = (place >= 0) & joins.posted & (fetch["group"][inside] == joins.groups)
+        holds &= joins.index < (fetch["index"] + fetch["blocks"])[inside]
+    else:
+        holds = np.zeros(len(numbers), bool)
+    row = np.where(holds, inside, ABSENT)
+    marks["fetch_req"] = at(fetch, row)
+    start = np.where(holds, np.append(fetch["index"], 0)[row], joins.index)
+    fetched_by = np.where(holds, joins.message_at(joins.groups, start), ABSENT)
+
+    for kind, name in ((EventKind.FETCHED, "fetched"), (EventKind.PAYLOAD_REQUESTED, "payload_req"),
+                       (EventKind.PAYLOAD_ARRIVED, "payload")):
+        table = joins.of(kind)
+        marks[name] = at(table, joins.own(table))
+    table = joins.of(EventKind.TX_FIRST, lambda table: np.isin(table["opcode"], _FIRST))
+    marks["tx_first"] = at(table, joins.own(table))
+
+    packets = joins.packets()
+    marks["tx_last"] = packets["last"]
+    sent = packets["psn"] >= 0
+    heads, first = np.unique(packets["responder"][sent], return_index=True)
+    head_starts = lookup(packets["requesters"], packets["starts"], joins.groups[sent][first], 0)
+    wanted = join(packets["responder"], packets["psn"])
+
+    table = joins.of(EventKind.RX_LAST, lambda table: np.isin(table["opcode"], REQUEST_OPCODES), index="psn")
+    keys = join(table["group"], joins.psn(table["group"], table["psn"], heads, head_starts))
+    marks["rx_last"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
+
+    table = joins.of(EventKind.COMMIT, lambda table: table["mark_kind"] == MarkKind.PAYLOAD_LAST.value, "mark_qp", "mark_index")
+    keys = join(table["group"], joins.psn(table["group"], table["mark_index"], heads, head_starts))
+    marks["landed"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
+
+    table = joins.of(EventKind.ACK_RECEIVED, index="psn")
+    psn = joins.psn(table["group"], table["psn"], packets["requesters"], packets["starts"])
+    marks["ack_rx"] = at(table, np.where(sent, reach(table["group"], psn, joins.groups, packets["psn"]), ABSENT))
+
+    cqe = joins.of(EventKind.COMMIT, lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
+                   "mark_qp", "mark_index")
+    row = joins.covering(cqe)
+    marks["cqe_written"] = at(cqe, row)
+    covered_by = joins.message_at(joins.groups, np.where(row >= 0, np.append(cqe["index"], 0)[row], joins.index))
+
+    seen = events.of(EventKind.SEEN)
+    row = find(seen["message"], numbers, last=False)
+    seer = find(numbers, seen["message"], last=False)
+    later = reach(np.where(seer >= 0, np.append(joins.groups, 0)[seer], ABSENT), np.append(joins.index, 0)[seer], joins.groups,
+                  joins.index)
+    row = np.where((row < 0) & joins.posted, later, row)
+    marks["seen"] = at(seen, row)
+    by_seen = np.where(row >= 0, np.append(seen["message"], 0)[row], ABSENT)
+    covered_by = np.where((covered_by == numbers) | (covered_by < 0), by_seen, covered_by)
+
+    def other(sharer):
+        return np.where((sharer == numbers) | ~joins.posted, ABSENT, sharer)
+
+    return marks, {"rung_by": other(rung_by), "fetched_by": other(fetched_by), "covered_by": other(covered_by)}
+
+
+def timeline(events, messages, *, qps=64, end="seen"):
+    """Landmarks and segments of every message, as dict of int64 columns in cycles.
+
+    Parameters
+    ----------
+    events : Events
+    messages : dict of arrays or sequence of dicts, with at least `MESSAGE_FIELDS`
+    qps : int
+        QPs of the structure.
+    end : str
+        Landmark that ends the measurement: `seen`, or `landed`.
+
+    Columns: `MESSAGE_FIELDS`; `covered_by`, `rung_by`, `fetched_by` (message number, `ABSENT`: nobody else); one per
+    landmark (its cycle, or `ABSENT`); `latency`; one `segment_<landmark>` each (`ABSENT`: no such segment). A message
+    without issue or without end has no latency and no segments.
+    """
+    if end not in ("seen", "landed"):
+        raise ValueError(f"end = {end!r}: allowed 'seen' or 'landed'")
+    messages = columns(messages)
+    joins = Joins(events, messages, qps)
+    marks, sharers = _landmarks(joins)
+    table = dict(messages, qp=joins.qp, wqe_index=np.where(joins.posted, joins.wqe_index & 0xffff, ABSENT), **sharers)
+    table |= {name: marks[name] for name in LANDMARKS}
+
+    path = [name for name in LANDMARKS if name != "landed"]
+    if end == "landed":
+        path = [*path[:path.index("ack_rx")], "landed"]
+    whole = (marks["issue"] >= 0) & (marks[end] >= marks["issue"])
+    limit = marks[end]
+    # Software goes on beside the NIC: what it stamps after the bell was heard held nobody up.
+    heard = np.where(marks["ring_seen"] >= 0, marks["ring_seen"], limit)
+    software = path[:path.index("ring") + 1]
+    table["latency"] = np.where(whole, limit - marks["issue"], ABSENT)
+    here = marks["issue"]
+    for name in LANDMARKS[1:]:
+        segment = np.full(len(here), ABSENT)
+        if name in path[1:]:
+            there = np.minimum(marks[name], np.minimum(heard, limit) if name in software else limit)
+            there = np.maximum(there, here)
+            exists = whole & (marks[name] >= 0)
+            segment = np.where(exists, there - here, ABSENT)
+            here = np.where(exists, there, here)
+        table[f"segment_{name}"] = segment
+    return table
+
+
+def _nearest_rank(ordered, per_mille):
+    return ordered[max(-(-per_mille * len(ordered) // 1000), 1) - 1]
+
+
+def latency_stats(latency):
+    """`latency_ns` of a result, from cycles; percentiles are nearest rank. None where there is no message."""
+    if not len(latency):
+        return None
+    ordered = np.sort(latency) * NS_PER_CYCLE
+    ranks = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
+    return {"min": float(ordered[0]), **{name: float(_nearest_rank(ordered, rank)) for name, rank in ranks.items()},
+            "max": float(ordered[-1]), "mean": float(ordered.mean())}
+
+
+def segments_ns(table, rows=slice(None)):
+    """Means of the segments over the finished messages among some rows, in path order.
+
+    A message without a segment counts as 0, so that the means add up to the mean latency. A segment that no message
+    has is left out. `landed` is not among them, unless it ended the measurement.
+    """
+    whole = table["latency"][rows] >= 0
+    means = {}
+    for name in LANDMARKS[1:]:
+        segment = table[f"segment_{name}"][rows][whole]
+        if np.any(segment >= 0):
+            means[name] = float(np.maximum(segment, 0).mean() * NS_PER_CYCLE)
+    return means
+
+
+def group_stats(table, rows=slice(None), end="seen"):
+    """What `result.json` says of a group, except its limiter and its wrong messages.
+
+    Rate and goodput are over the window from the first issue to the last end.
+    """
+    latency = table["latency"][rows]
+    whole = latency >= 0
+    stats = {"count": len(latency), "finished": int(whole.sum()), "latency_ns": latency_stats(latency[whole]),
+             "rate_mops": 0.0, "goodput_gbps": 0.0, "segments_ns": segments_ns(table, rows), "landed_ns": None}
+    if stats["finished"]:
+        issue, ended, size = (table[name][rows][whole] for name in ("issue", end, "size"))
+        window_ns = float(ended.max() - issue.min()) * NS_PER_CYCLE
+        if window_ns > 0:
+            stats["rate_mops"] = stats["finished"] * 1000 / window_ns
+            stats["goodput_gbps"] = float(size.sum()) * 8 / window_ns
+        landed = table["landed"][rows][whole]
+        if np.any(landed >= 0):
+            stats["landed_ns"] = float((landed - issue)[landed >= 0].mean() * NS_PER_CYCLE)
+    return stats
+
+
+def write_csv(file, tables):
+    """`messages.csv`: one row per message of each path's timeline (`tables` is {path: table}); empty where absent.
+
+    `at_<landmark>_ns` is the instant; `<segment>_ns` the time spent in the segment.
+    """
+    plain = {"message": "message", "node": "node", "peer": "peer", "qp": "qp", "wqe_index": "wqe_index", "size": "size_bytes",
+             "signaled": "signaled", "covered_by": "covered_by_message", "rung_by": "rung_by_message",
+             "fetched_by": "fetched_by_message"}
+    timed = {"latency": "latency_ns", **{name: f"at_{name}_ns" for name in LANDMARKS},
+             **{f"segment_{name}": f"{name}_ns" for name in LANDMARKS[1:]}}
+    with open(file, "w", encoding="utf-8", newline="") as out:
+        out.write(",".join(("path", *plain.values(), *timed.values())) + "\n")
+        for path, table in tables.items():
+            if not len(table["message"]):
+                continue
+            texts = [[path] * len(table["message"])]
+            for key in (*plain, *timed):
+                scale = 1 if key in plain or NS_PER_CYCLE == 1 else NS_PER_CYCLE
+                texts.append(["" if value == ABSENT else str(value * scale) for value in table[key].tolist()])
+            out.write("\n".join(map(",".join, zip(*texts, strict=True))) + "\n")
