@@ -1,0 +1,324 @@
+"""The NIC's port: faults, credits and the wire's rate on the way out; a buffer and the receive delay on the way in."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .config import BYTE_FRACTION, FaultTiming, WireTiming
+from .formats.events import Dropped, DropReason, EventKind, RxLast, Stall, StallCause, TxFirst, TxLast
+from .formats.roce import RoceOpcode, WireBeat
+from .lib.delay import NOW_BITS, DelayLine
+from .lib.rate import RateMeter
+from .lib.stream import Queue
+from .lib.trace import Probe, StallMeter
+
+__all__ = ["FaultInjector", "Wire"]
+
+#: Bytes charged with one beat: 64 of payload and an overhead of up to 255.
+_BYTES_BITS = 9
+
+
+class _Header(data.Struct):
+    """What the events of a packet tell; taken from its first beat."""
+
+    dest_qp: 12
+    psn: 24
+    opcode: 8
+    length: 13
+    wqe_index: 16
+
+
+class _Departure(data.Struct):
+    """A beat that is being sent, and the cycle in which its last byte has been."""
+
+    beat: WireBeat
+    ends: NOW_BITS
+
+
+def _packet_header(m, beat, taken, name):
+    """Header of the packet that `beat` belongs to; kept from the first beat to the last."""
+    header, kept = Signal(_Header, name=f"{name}_header"), Signal(_Header, name=f"{name}_kept")
+    with m.If(beat.first):
+        m.d.comb += [
+            header.dest_qp.eq(beat.bth.dest_qp),
+            header.psn.eq(beat.bth.psn),
+            header.opcode.eq(beat.bth.opcode),
+            header.length.eq(beat.length),
+            header.wqe_index.eq(beat.wqe_index),
+        ]
+    with m.Else():
+        m.d.comb += header.eq(kept)
+    with m.If(taken):
+        m.d.sync += kept.eq(header)
+    return header
+
+
+def _rounded(count):
+    """Payload bytes with pad: the next multiple of 4."""
+    return Cat(Const(0, 2), ((count + 3) >> 2))
+
+
+class FaultInjector(wiring.Component):
+    """Says which packets are to be lost.
+
+    Parameters
+    ----------
+    slots : int
+        Fault slots looked at.
+
+    Members
+    -------
+    faults : In(FaultTiming)
+    opcode : In(8)
+        Opcode of the packet that is offered.
+    step : In(1)
+        The packet's first beat is taken, sent or swallowed, in this cycle.
+    hit : Out(1)
+        The packet is to be dropped.
+    slot : Out(8)
+        Lowest-numbered slot that says so.
+
+    Timing
+    ------
+    Combinational. Each slot counts the packets that match it, from 0, those that other slots drop included.
+    """
+
+    def __init__(self, slots):
+        self._slots = slots
+        super().__init__({
+            "faults": In(FaultTiming), "opcode": In(8), "step": In(1),
+            "hit": Out(1), "slot": Out(8),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        is_ack = Signal()
+        m.d.comb += is_ack.eq(self.opcode == RoceOpcode.ACK)
+        for number in reversed(range(self._slots)):
+            slot = self.faults.slots[number]
+            seen, past = Signal(32, name=f"seen_{number}"), Signal(32, name=f"past_{number}")
+            match = Signal(name=f"match_{number}")
+            with m.Switch(slot.match):
+                with m.Case(1):
+                    m.d.comb += match.eq(1)
+                with m.Case(2):
+                    m.d.comb += match.eq(~is_ack)
+                with m.Case(3):
+                    m.d.comb += match.eq(is_ack)
+            m.d.comb += past.eq(seen - slot.first)
+            with m.If(match & (seen >= slot.first) & ((past < slot.count) | slot.count.all())):
+                m.d.comb += [self.hit.eq(1), self.slot.eq(number)]
+            with m.If(self.step & match):
+                m.d.sync += seen.eq(seen + 1)
+        return m
+
+
+class Wire(wiring.Component):
+    """Sends packets at the wire's rate into the far buffer, and buffers and delays what comes in.
+
+    A packet that leaves is charged `ack_bytes` (ACK), or `first_overhead` (FIRST, ONLY) or `other_overhead` plus its
+    payload with pad; all of the overhead with its first beat. A beat leaves when its last byte has been sent.
+
+    Parameters
+    ----------
+    structure : Structure
+        `wire_beats` of receive buffer; `fault_slots` (at most the 4 that `FaultTiming` has).
+
+    Members
+    -------
+    requests, acks : In(stream of `WireBeat`)
+        Packets to send; all beats of a packet but the last are full. Never interleaved; an ACK that is there goes before
+        a request that has not begun.
+    tx_valid, tx_beat : Out
+        A beat leaves in this cycle (registers).
+    tx_credit : In(1)
+        One beat of the far buffer was freed.
+    rx_valid, rx_beat : In
+        A beat arrives. It must find room: the sender keeps the credits.
+    rx_credit : Out(1)
+        One beat of the receive buffer was freed (register).
+    rx_requests, rx_acks : Out(stream of `WireBeat`)
+        Packets that arrived, by the opcode of their first beat. In order: one that is not taken holds up the other kind.
+    timing : In(WireTiming)
+    rx : In(16)
+        Receive delay in cycles: from arrival to the packet's processing.
+    faults : In(FaultTiming)
+        Packets to lose. They are swallowed before credits and rate, one beat per cycle.
+    now : In
+    quiet, due : Out
+    on_tx_first, on_tx_last : Out(Probe)
+        A packet's first and last beat; in the cycle in which the beat enters the output register, that is when its last byte has
+        been sent. `qp` is 0: a beat does not carry its sender's QP.
+    on_rx_last : Out(Probe)
+        The last beat of a packet arrived (in the cycle of `rx_valid`). `qp` is the low bits of the packet's QPN.
+    on_dropped : Out(Probe)
+        WIRE_FAULT; `qp` is the low bits of the QPN the packet is addressed to, `info` the slot in bits 7:0 and the opcode in 15:8.
+    on_stall_credits : Out(Probe)
+
+    Timing
+    ------
+    On an idle wire a packet of B charged bytes, its first beat accepted at t and its beats offered without a gap, has its last beat enter the
+    output register (`on_tx_last`) at t + ceil(B * cycles per byte) and on `tx_valid` one cycle later; at least 1 and 2 cycles.
+    On a busy wire the fractions carry over: n packets take the sum of their bytes times the interval, within one cycle.
+    A beat that arrives in cycle t is offered from t + max(1, rx); one beat per cycle. `rx_credit` follows one cycle after its beat was taken.
+    """
+
+    def __init__(self, structure):
+        self._structure = structure
+        beats = stream.Signature(WireBeat)
+        super().__init__({
+            "requests": In(beats), "acks": In(beats),
+            "tx_valid": Out(1), "tx_beat": Out(WireBeat), "tx_credit": In(1),
+            "rx_valid": In(1), "rx_beat": In(WireBeat), "rx_credit": Out(1),
+            "rx_requests": Out(beats), "rx_acks": Out(beats),
+            "timing": In(WireTiming), "rx": In(16), "faults": In(FaultTiming),
+            "now": In(NOW_BITS), "quiet": Out(1), "due": Out(NOW_BITS),
+            "on_tx_first": Out(Probe(EventKind.TX_FIRST, TxFirst)),
+            "on_tx_last": Out(Probe(EventKind.TX_LAST, TxLast)),
+            "on_rx_last": Out(Probe(EventKind.RX_LAST, RxLast)),
+            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+            "on_stall_credits": Out(Probe(EventKind.STALL, Stall)),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.sending = sending = Queue(_Departure, 4)
+        m.submodules.arriving = arriving = DelayLine(WireBeat, self._structure.wire_beats)
+        self._accept(m, sending)
+        self._depart(m, sending)
+        self._receive(m, arriving)
+
+        # What is being sent waits for its last byte, what has arrived for the receive delay.
+        leaves = sending.o.payload.ends
+        m.d.comb += [
+            self.quiet.eq(~self.requests.valid & ~self.acks.valid & ~self.tx_valid & ~self.rx_credit & arriving.quiet
+                          & (sending.empty | (leaves > self.now))),
+            self.due.eq(Mux(~sending.empty & (leaves < arriving.due), leaves, arriving.due)),
+        ]
+        return m
+
+    def _overhead(self, opcode):
+        """Bytes that a packet costs beside its payload."""
+        first = (opcode == RoceOpcode.WRITE_FIRST) | (opcode == RoceOpcode.WRITE_ONLY)
+        return Mux(opcode == RoceOpcode.ACK, self.timing.ack_bytes,
+                   Mux(first, self.timing.first_overhead, self.timing.other_overhead))
+
+    def _accept(self, m, sending):
+        """Choice of a packet, faults, credits, charge."""
+        # An ACK first, but not into a packet.
+        inside, inside_ack, take_ack = Signal(), Signal(), Signal()
+        beat, offered, taken = Signal(WireBeat), Signal(), Signal()
+        m.d.comb += take_ack.eq(Mux(inside, inside_ack, self.acks.valid))
+        with m.If(take_ack):
+            m.d.comb += [beat.eq(self.acks.payload), offered.eq(self.acks.valid), self.acks.ready.eq(taken)]
+        with m.Else():
+            m.d.comb += [beat.eq(self.requests.payload), offered.eq(self.requests.valid), self.requests.ready.eq(taken)]
+        with m.If(taken):
+            m.d.sync += [inside.eq(~beat.last), inside_ack.eq(take_ack)]
+
+        # A packet that is lost is swallowed here.
+        slots = min(self._structure.fault_slots, len(self.faults.slots))
+        m.submodules.injector = injector = FaultInjector(slots)
+        drop, dropping = Signal(), Signal()
+        m.d.comb += [
+            injector.faults.eq(self.faults),
+            injector.opcode.eq(beat.bth.opcode),
+            injector.step.eq(taken & beat.first),
+            drop.eq(Mux(beat.first, injector.hit, dropping)),
+            self.on_dropped.valid.eq(injector.step & injector.hit),
+            self.on_dropped.payload.reason.eq(DropReason.WIRE_FAULT),
+            self.on_dropped.payload.qp.eq(beat.bth.dest_qp),
+            self.on_dropped.payload.info.eq(Cat(injector.slot, beat.bth.opcode)),
+        ]
+        with m.If(taken):
+            m.d.sync += dropping.eq(drop)
+
+        # Credits are counted as beats not yet given back, so that no load is needed at the start.
+        used, credit = Signal(16), Signal()
+        m.submodules.meter = meter = RateMeter(BYTE_FRACTION, _BYTES_BITS + 28)
+        m.submodules.stall = stall = StallMeter(StallCause.WIRE_CREDITS)
+        goes = Signal()
+        m.d.comb += [
+            credit.eq(used < self.timing.credits),
+            goes.eq(offered & ~drop & meter.open & credit & sending.i.ready),
+            taken.eq(goes | (offered & drop)),
+            stall.stalled.eq(offered & ~drop & meter.open & ~credit),
+            self.on_stall_credits.valid.eq(stall.event.valid),
+            self.on_stall_credits.payload.eq(stall.event.payload),
+        ]
+        m.d.sync += used.eq(used + goes - self.tx_credit)
+
+        charged = Signal(_BYTES_BITS)
+        with m.If(beat.first):
+            m.d.comb += charged.eq(_rounded(beat.count) + self._overhead(beat.bth.opcode))
+        with m.Else():
+            m.d.comb += charged.eq(_rounded(beat.count))
+        m.d.comb += [
+            meter.now.eq(self.now),
+            meter.cost.eq(charged * self.timing.byte_interval),
+            meter.charge.eq(goes),
+            sending.i.valid.eq(goes),
+            sending.i.payload.beat.eq(beat),
+            sending.i.payload.ends.eq(meter.ends),
+        ]
+
+    def _depart(self, m, sending):
+        """Beats whose last byte has been sent, through the output register."""
+        beat, departs = sending.o.payload.beat, Signal()
+        m.d.comb += [
+            departs.eq(sending.o.valid & (sending.o.payload.ends <= self.now)),
+            sending.o.ready.eq(departs),
+        ]
+        m.d.sync += self.tx_valid.eq(departs)
+        with m.If(departs):
+            m.d.sync += self.tx_beat.eq(beat)
+
+        header = _packet_header(m, beat, departs, "tx")
+        first, last = self.on_tx_first.payload, self.on_tx_last.payload
+        m.d.comb += [
+            self.on_tx_first.valid.eq(departs & beat.first),
+            first.dest_qp.eq(header.dest_qp),
+            first.psn.eq(header.psn),
+            first.opcode.eq(header.opcode),
+            first.wqe_index.eq(header.wqe_index),
+            first.length.eq(header.length),
+            first.wire_bytes.eq(_rounded(header.length) + self._overhead(header.opcode)),
+            first.dest.eq(beat.dest),
+            self.on_tx_last.valid.eq(departs & beat.last),
+            last.dest_qp.eq(header.dest_qp),
+            last.psn.eq(header.psn),
+            last.opcode.eq(header.opcode),
+            last.wqe_index.eq(header.wqe_index),
+        ]
+
+    def _receive(self, m, arriving):
+        """Arrivals, the receive delay, and the way to the requester or the responder."""
+        m.d.comb += [
+            arriving.now.eq(self.now),
+            arriving.latency.eq(self.rx),
+            arriving.i.valid.eq(self.rx_valid),
+            arriving.i.payload.eq(self.rx_beat),
+        ]
+        header = _packet_header(m, self.rx_beat, self.rx_valid, "rx")
+        event = self.on_rx_last.payload
+        m.d.comb += [
+            self.on_rx_last.valid.eq(self.rx_valid & self.rx_beat.last),
+            event.qp.eq(header.dest_qp),
+            event.psn.eq(header.psn),
+            event.opcode.eq(header.opcode),
+            event.length.eq(header.length),
+        ]
+
+        beat, to_acks, kept = arriving.o.payload, Signal(), Signal()
+        m.d.comb += to_acks.eq(Mux(beat.first, beat.bth.opcode == RoceOpcode.ACK, kept))
+        m.d.comb += [
+            self.rx_acks.payload.eq(beat),
+            self.rx_acks.valid.eq(arriving.o.valid & to_acks),
+            self.rx_requests.payload.eq(beat),
+            self.rx_requests.valid.eq(arriving.o.valid & ~to_acks),
+            arriving.o.ready.eq(Mux(to_acks, self.rx_acks.ready, self.rx_requests.ready)),
+        ]
+        leaves = arriving.o.valid & arriving.o.ready
+        m.d.sync += self.rx_credit.eq(leaves)
+        with m.If(leaves):
+            m.d.sync += kept.eq(to_acks)
