@@ -15,6 +15,8 @@ predecessor (a shared one, or work done ahead), it caused no delay: it is moved 
 thus never negative and always add up to the latency. `landed` lies beside the sum, unless it ends the measurement.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from hw.config import CLOCK_MHZ
@@ -394,7 +396,7 @@ def write_csv(file, tables):
              "fetched_by": "fetched_by_message"}
     timed = {"latency": "latency_ns", **{name: f"at_{name}_ns" for name in LANDMARKS},
              **{f"segment_{name}": f"{name}_ns" for name in LANDMARKS[1:]}}
-    with open(file, "w", encoding="utf-8", newline="") as out:
+    with Path(file).open("w", encoding="utf-8", newline="") as out:
         out.write(",".join(("path", *plain.values(), *timed.values())) + "\n")
         for path, table in tables.items():
             if not len(table["message"]):

@@ -191,7 +191,7 @@ def test_csv_has_one_row_per_message_with_units(tmp_path):
     log.write(100)
     table = run(log)
     write_csv(tmp_path / "messages.csv", {"gda_minimal": table, "ibrc": table})
-    with open(tmp_path / "messages.csv", encoding="utf-8") as file:
+    with (tmp_path / "messages.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == ["gda_minimal"] * 2 + ["ibrc"] * 2
     assert rows[0]["payload_req_ns"] == "" and rows[1]["payload_req_ns"] == str(STEP)
