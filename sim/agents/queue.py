@@ -44,9 +44,12 @@ class SendQueue:
         Blocks of the send queue, entries of the completion queue.
     collapsed : bool
         Whether entry 0 of the completion queue is rewritten in place.
+    on_post : callable, optional
+        Told of each WQE posted, with the QP's context index.
     """
 
-    def __init__(self, node, *, processor, memory, qp, qpn, depth, cq_depth, collapsed):
+    def __init__(self, node, *, processor, memory, qp, qpn, depth, cq_depth, collapsed, on_post=None):
+        self._on_post = on_post
         self.node, self.processor, self.memory = node, processor, memory
         self.qp, self.qpn, self.depth, self.collapsed = qp, qpn, depth, collapsed
         self.cq_depth = cq_depth = 1 if collapsed else cq_depth
@@ -77,6 +80,8 @@ class SendQueue:
                             raw[block * BLOCK_BYTES:(block + 1) * BLOCK_BYTES], due, tag)
         self.posted = posted.next_index
         self.outstanding.append(posted)
+        if self._on_post:
+            self._on_post(posted, self.qp)
         return posted
 
     def store_record(self, due):
