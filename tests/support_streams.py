@@ -8,7 +8,6 @@ import gc
 import random
 import warnings
 from collections import deque
-from contextlib import contextmanager
 
 import pytest
 from amaranth.hdl import Shape, ShapeCastable
@@ -16,7 +15,7 @@ from amaranth.lib import data
 from amaranth.sim import Simulator
 from hw.lib.trace import probes
 
-__all__ = ["Bench", "Sink", "Source", "pack", "refused", "unpack"]
+__all__ = ["Bench", "Sink", "Source", "pack", "refuses", "unpack"]
 
 
 def _fields(shape):
@@ -61,14 +60,12 @@ def _bits(signal):
     return signal.as_value() if hasattr(signal, "as_value") else signal
 
 
-@contextmanager
-def refused(error, match):
-    """The body raises `error`; the components it left half-made go without Amaranth's warning that they were not used."""
+def refuses(build, error, match):
+    """`build()` raises; the component it left half-made goes without Amaranth's warning that it was not used."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(error, match=match) as raised:
-            yield
-        del raised
+        with pytest.raises(error, match=match):
+            build()
         gc.collect()
 
 

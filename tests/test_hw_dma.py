@@ -5,7 +5,7 @@ import random
 import pytest
 from hw.dma import DmaRead, DmaWrite
 from hw.formats.tlp import MarkKind, Port
-from support_streams import Bench, Sink, Source, refused
+from support_streams import Bench, Sink, Source, refuses
 
 LINE, PAGE = 64, 4096
 TAG_BASE = 64
@@ -254,8 +254,7 @@ def test_read_never_frees_a_tag_on_a_wrong_completion():
 @pytest.mark.parametrize("arguments", [
     {"lines": 48, "tags": 4, "tag_base": 0}, {"lines": 64, "tags": 3, "tag_base": 0}, {"lines": 64, "tags": 512, "tag_base": 600}])
 def test_read_refuses_wrong_sizes(arguments):
-    with refused(ValueError, "allowed"):
-        DmaRead(**arguments)
+    refuses(lambda: DmaRead(**arguments), ValueError, "allowed")
 
 
 # Writes.
