@@ -1,0 +1,170 @@
+"""The command `bellwire`.
+
+Exit codes: 0 ran and every check held; 1 ran and a check failed; 2 the input is bad, nothing was run; 3 the environment is.
+Errors go to stderr, in one line first.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .schema import BadInput
+
+__all__ = ["main"]
+
+PASSED, FAILED, BAD_INPUT, BAD_ENVIRONMENT = range(4)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad command line in one line, and only then how it is meant."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        self.print_usage(sys.stderr)
+        raise SystemExit(BAD_INPUT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="bellwire",
+        allow_abbrev=False,
+        description="Cycle-approximate model of the path from a GPU thread through an RDMA NIC to the wire and back.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+
+    run = verbs.add_parser("run", help="run a scenario", allow_abbrev=False)
+    run.add_argument("scenario", metavar="SCENARIO.toml", type=Path)
+    run.add_argument(
+        "--set",
+        metavar="table.key=value",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override a key; the value is TOML; workload.0.count=8 reaches into a list",
+    )
+    run.add_argument("--seed", type=_seed, metavar="N")
+    run.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="run directory (default: runs/<scenario>-<hashes>-<seed>)",
+    )
+    run.add_argument("--json", action="store_true", help="print the result file alone")
+    run.set_defaults(action=_run)
+
+    verbs.add_parser(
+        "presets", help="platforms that are shipped, with their constants"
+    ).set_defaults(action=_presets)
+
+    explain = verbs.add_parser(
+        "explain", help="what a key means, and where a preset's value comes from"
+    )
+    explain.add_argument("key", metavar="KEY", help="table.key, or a key, or a table")
+    explain.set_defaults(action=_explain)
+
+    schema = verbs.add_parser("schema", help="keys of a scenario, names of a result")
+    schema.add_argument("which", choices=("scenario", "result"))
+    schema.set_defaults(action=_schema)
+
+    verbs.add_parser("doctor", help="what this machine lacks").set_defaults(action=_doctor)
+    return parser
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"--seed = {text}: allowed 0 to {(1 << 32) - 1}")
+    return int(text)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from .scenario import load
+
+    scenario = load(arguments.scenario, arguments.overrides, arguments.seed)
+
+    from .build import BuildError
+    from .launch import LaunchError
+    from .progress import Progress
+    from .report.tables import report
+    from .run import RunOptions, execute
+
+    progress = Progress(sys.stderr)
+    try:
+        run = execute(scenario, RunOptions(out=arguments.out), progress)
+    except (BuildError, LaunchError) as error:
+        print(f"bellwire: {error}", file=sys.stderr)
+        return BAD_ENVIRONMENT
+    result = run.result
+    if result["failures"]:
+        print(
+            f"bellwire: {result['verdict']}: {result['failures'][0]}"
+            + (f" (and {len(result['failures']) - 1} more)" if len(result["failures"]) > 1 else ""),
+            file=sys.stderr,
+        )
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(report(result))
+        print(f"run directory: {_shown(run.directory)}")
+    return PASSED if result["verdict"] == "pass" else FAILED
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _presets(arguments: argparse.Namespace) -> int:
+    from .explain import presets_text
+
+    print(presets_text())
+    return PASSED
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from .explain import explain_text
+
+    print(explain_text(arguments.key))
+    return PASSED
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    if arguments.which == "result":
+        from .result import schema_text
+
+        print(schema_text())
+    else:
+        from .explain import scenario_text
+
+        print(scenario_text())
+    return PASSED
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from .doctor import main as doctor
+
+    return doctor()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.action(arguments)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except SystemExit as end:
+        return int(end.code or 0)
+    except KeyboardInterrupt:
+        print("bellwire: interrupted, nothing was run", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return PASSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What holds a group's rate down, from closed forms: the ceilings of everything that its messages pass.
+
+The limiter is the ceiling that the measured rate comes closest to, if it reaches `NEAR` of it; else `latency`: too few messages
+are under way to fill anything.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .plan import Group, wqe_blocks
+
+if TYPE_CHECKING:
+    from .scenario import Scenario
+
+__all__ = ["NEAR", "ceilings", "limiter", "wire_bytes"]
+
+#: Share of a ceiling from which it counts as reached.
+NEAR = 0.85
+_REQUEST_BYTES = 32
+_WORD = 8
+_LINE = 64
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit)
+
+
+def wire_bytes(s: "Scenario", size: int) -> int:
+    """Bytes that the packets of one message take on the wire."""
+    packets = max(_up(size, s.nic.mtu_bytes), 1)
+    return (
+        4 * _up(size, 4) + s.wire.first_overhead_bytes + (packets - 1) * s.wire.other_overhead_bytes
+    )
+
+
+def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
+    """Bytes per message on the busier direction of each device's link, at the node that issues."""
+    size, pcie = group.size, s.pcie
+    work = group.workload
+    inline = size <= s.plan.inline_max[path]
+    batch = work.batch if work and path == "gda_minimal" else 1
+    wqe = _LINE * wqe_blocks(size, inline)
+    cqe = pcie.mwr_overhead_bytes + _LINE
+    reads = 0 if inline else _up(size, pcie.mrrs_bytes) * pcie.mrd_overhead_bytes
+    payload = (
+        0 if inline else 4 * _up(size, 4) + _up(size, pcie.mps_bytes) * pcie.cpld_overhead_bytes
+    )
+    if path == "gda_minimal":
+        fetch = wqe + pcie.cpld_overhead_bytes
+        bell = (pcie.mwr_overhead_bytes + _WORD) / batch
+        to_nic, from_nic = bell + fetch + payload, pcie.mrd_overhead_bytes + reads + cqe
+        return {"pcie_nic": max(to_nic, from_nic), "pcie_gpu": max(to_nic, from_nic)}
+    words = _REQUEST_BYTES // _WORD
+    request = words * (pcie.mwr_overhead_bytes + _WORD)
+    push = (
+        pcie.mwr_overhead_bytes + wqe
+        if s.cpu.bf
+        else pcie.mwr_overhead_bytes + _WORD + wqe + pcie.cpld_overhead_bytes
+    )
+    return {
+        "pcie_nic": max(push + payload, reads + cqe),
+        "pcie_gpu": max(request + payload, reads),
+        "pcie_host": max(request + cqe, push),
+    }
+
+
+def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
+    """Highest rate (millions of messages per second) that each limiter of `names.LIMITERS` but `latency` allows this group."""
+    work = group.workload
+    producers, qps = (work.producers, min(work.qps, work.producers)) if work else (1, 1)
+    batch = work.batch if work else 1
+    extra = max(_up(group.size, 16) - 1, 0) if group.size <= s.plan.inline_max[path] else 0
+    limits: dict[str, float] = {}
+    if path == "gda_minimal":
+        thread_ns = (
+            s.gpu.issue_ns
+            + extra * s.gpu.inline_copy_ns_per_16b
+            + (s.gpu.fence_gpu_ns + s.gpu.store_issue_ns) / batch
+        )
+        # Threads of one QP take turns.
+        posters = qps
+    else:
+        thread_ns = (
+            s.proxy.gpu_issue_ns
+            + s.gpu.fence_gpu_ns
+            + _REQUEST_BYTES // _WORD * s.gpu.store_issue_ns
+        )
+        posters = producers
+        if s.proxy.service_ns:
+            limits["proxy_service"] = 1000 / s.proxy.service_ns
+    if thread_ns:
+        limits["gpu_issue"] = posters * 1000 / thread_ns
+    if s.nic.total_mops:
+        limits["nic_total_rate"] = s.nic.total_mops
+    if s.nic.qp_mops:
+        limits["nic_qp_rate"] = s.nic.qp_mops * qps
+    limits["wire"] = s.wire.gbps * 1000 / 8 / wire_bytes(s, group.size)
+    for link, count in _pcie_bytes(s, path, group).items():
+        limits[link] = getattr(s.pcie, f"{link.removeprefix('pcie_')}_gbps") * 1000 / 8 / count
+    return limits
+
+
+def limiter(rate_mops: float, limits: dict[str, float]) -> str:
+    """Name of what limits."""
+    nearest: Iterable[tuple[float, str]] = (
+        (rate_mops / limit, name) for name, limit in limits.items()
+    )
+    share, name = max(nearest, default=(0.0, "latency"))
+    return name if share >= NEAR else "latency"
