@@ -469,7 +469,7 @@ class Requester(wiring.Component):
             reth.va.eq(packet.va),
             reth.rkey.eq(packet.rkey),
             reth.length.eq(packet.message_length),
-            beat.data.eq(self.payload.payload.data),
+            beat.data.eq(Mux(empty, 0, self.payload.payload.data)),
             beat.count.eq(Mux(empty, 0, self.payload.payload.count)),
             beat.first.eq(fresh),
             beat.last.eq(empty | self.payload.payload.last),
