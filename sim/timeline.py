@@ -5,7 +5,8 @@ Joins, all vectorised:
 - software events carry the message number;
 - events of the NIC carry (node, QP, WQE index). An index has 16 bits: in the order of occurrence it is unwrapped to a
   number without end, starting at the first index that software wrote to that QP;
-- packets are found by (responder, its QP, PSN): `TxLast` says which WQE a PSN belongs to, and the PSN is unwrapped alike;
+- packets are found by (responder, its QP, PSN): the events of the transmitter say which WQE a PSN belongs to, and the connection
+  whose WQE it is; PSNs are unwrapped alike. The low 12 bits of a QPN are the index of its context (`sim.connect`);
 - what covers several WQEs (a ring, a fetch, an ACK, a CQE) is the first event in time that reaches the message's index.
   Where it belongs to another message, `rung_by`, `fetched_by` and `covered_by` name that one.
 
@@ -26,13 +27,13 @@ from hw.formats.tlp import MarkKind
 
 from .names import LANDMARKS
 
-__all__ = ["ABSENT", "MESSAGE_FIELDS", "REQUEST_OPCODES", "columns", "group_stats", "latency_stats", "segments_ns", "timeline",
+__all__ = ["ABSENT", "MESSAGE_FIELDS", "REQUEST_OPCODES", "columns", "connections_of", "group_stats", "latency_stats", "segments_ns", "timeline",
            "write_csv"]
 
 #: Cycle of a landmark that did not happen; message number of nobody.
 ABSENT = -1
 #: What the joins need to know of a message; `wqe_index` is `ABSENT` where it was never posted.
-MESSAGE_FIELDS = ("message", "node", "peer", "qp", "wqe_index", "size", "signaled")
+MESSAGE_FIELDS = ("message", "node", "peer", "qp", "wqe_index", "blocks", "size", "signaled")
 NS_PER_CYCLE = 1000 / CLOCK_MHZ
 
 REQUEST_OPCODES = tuple(opcode.value for opcode in RoceOpcode if opcode is not RoceOpcode.ACK)
@@ -104,6 +105,18 @@ def reach(groups, values, wanted_groups, wanted):
     return np.where((place < len(groups)) & (groups[order][inside] == wanted_groups), order[inside], ABSENT)
 
 
+def count_up(values):
+    """How many equal values stand before each one."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    place = np.arange(len(values))
+    head = np.ones(len(values), bool)
+    head[1:] = ordered[1:] != ordered[:-1]
+    counted = np.empty(len(values), np.int64)
+    counted[order] = place - np.maximum.accumulate(np.where(head, place, 0))
+    return counted
+
+
 def join(groups, values):
     """Composite key. Values may be a little below 0 (an anchor is not always the lowest)."""
     return (groups << _BITS) + values + (1 << _BITS - 1)
@@ -126,22 +139,26 @@ class Joins:
     ----------
     events : Events
     messages : dict of arrays (`columns`)
-    qps : int
-        QPs of the structure: contexts are indexed by the low bits of a QPN.
+    connections : sequence of (node, qp, peer, peer's qp)
+        Context indices of both ends, once from each end.
 
-    Attributes: `groups` and `index` (unwrapped WQE index) of the messages; `posted` says for which they hold.
+    Attributes: `groups` (node and QP), `responders` (the same of the far end) and `index` (unwrapped WQE index) of the messages;
+    `posted` says for which the index holds.
     """
 
-    def __init__(self, events, messages, qps):
-        self.events, self.messages, self._mask = events, messages, qps - 1
+    def __init__(self, events, messages, connections):
+        self.events, self.messages = events, messages
+        ends = np.asarray(connections, np.int64).reshape(-1, 4)
+        self._near, self._far = group(ends[:, 0], ends[:, 1]), group(ends[:, 2], ends[:, 3])
         written = events.of(EventKind.WQE_WRITTEN)
         row = find(written["message"], messages["message"], last=False)
         found = row >= 0
         # The event is what happened; the message's own fields stand in where it is missing.
         self.wqe_index = np.where(found, np.append(written["wqe_index"], 0)[row], messages["wqe_index"])
-        self.qp = np.where(found, np.append(written["qp"], 0)[row], messages["qp"]) & self._mask
+        self.qp = np.where(found, np.append(written["qp"], 0)[row], messages["qp"])
         self.posted = self.wqe_index >= 0
         self.groups = group(messages["node"], self.qp)
+        self.responders = lookup(self._near, self._far, self.groups, ABSENT)
         order = np.argsort(np.where(found, np.append(written["cycle"], 0)[row], np.iinfo(np.int64).max), kind="stable")
         order = order[self.posted[order]]
         raw = self.wqe_index[order] & 0xffff
@@ -159,7 +176,7 @@ class Joins:
         """Events of a kind with their `group` and unwrapped `index`."""
         table = self.events.of(kind)
         table = dict(table) if mask is None else pick(table, mask(table))
-        table["group"] = group(table["node"], table[qp] & self._mask)
+        table["group"] = group(table["node"], table[qp])
         table["index"] = self.unwrapped(table["group"], table[index])
         return table
 
@@ -178,21 +195,36 @@ class Joins:
         rows = reach(table["group"], table["index"], self.groups, self.index + beyond)
         return np.where(self.posted, rows, ABSENT)
 
-    def packets(self):
-        """Per message: unwrapped PSN of its last packet (`ABSENT` without one) and the group of its responder.
+    def sent(self, kind, opcodes):
+        """Packets of requests in TX_FIRST or TX_LAST: `group` is their QP at the requester, `index` their WQE.
 
-        Also per QP, for `psn`: where the PSNs start.
+        The transmitter does not know the QP; the QPN that a packet is addressed to names the connection. TX_LAST does
+        not say which node that is on, but packets of a node leave one behind the other: the n-th last beat ends the n-th first.
         """
-        last = self.of(EventKind.TX_LAST, lambda table: np.isin(table["opcode"], REQUEST_OPCODES))
-        requesters, first = np.unique(last["group"], return_index=True)
-        starts = last["psn"][first]
-        psn = self.psn(last["group"], last["psn"], requesters, starts)
-        ends = np.isin(last["opcode"], _LAST)
-        table = pick(last | {"unwrapped": psn}, ends)
+        table = dict(self.events.of(kind))
+        if kind is EventKind.TX_LAST:
+            first = self.events.of(EventKind.TX_FIRST)
+            row = find(join(first["node"], count_up(first["node"])), join(table["node"], count_up(table["node"])))
+            row = np.where((row >= 0) & (np.append(first["psn"], ABSENT)[row] == table["psn"]), row, ABSENT)
+            table["dest"] = np.where(row >= 0, np.append(first["dest"], 0)[row], ABSENT)
+        table = pick(table, np.isin(table["opcode"], opcodes))
+        table["group"] = lookup(self._far, self._near, group(table["dest"], table["dest_qp"]), ABSENT)
+        table["index"] = self.unwrapped(table["group"], table["wqe_index"])
+        return table
+
+    def packets(self):
+        """Per message its last packet's end (`last`, a cycle) and unwrapped PSN (`psn`, or `ABSENT`).
+
+        For `psn`: where PSNs start, by QP (`near`, the requester; `far`, the responder).
+        """
+        table = self.sent(EventKind.TX_LAST, REQUEST_OPCODES)
+        near, first = np.unique(table["group"], return_index=True)
+        starts = table["psn"][first]
+        table["unwrapped"] = self.psn(table["group"], table["psn"], near, starts)
+        table = pick(table, np.isin(table["opcode"], _LAST))
         row = self.own(table)
-        psns = np.where(row >= 0, np.append(table["unwrapped"], 0)[row], ABSENT)
-        responders = np.where(row >= 0, group(self.messages["peer"], np.append(table["dest_qp"], 0)[row] & self._mask), ABSENT)
-        return {"last": at(table, row), "psn": psns, "responder": responders, "requesters": requesters, "starts": starts}
+        return {"last": at(table, row), "psn": np.where(row >= 0, np.append(table["unwrapped"], 0)[row], ABSENT),
+                "near": near, "far": lookup(self._near, self._far, near, ABSENT), "starts": starts}
 
     def psn(self, groups, values, known, starts):
         """24-bit PSNs of a stream of events, unwrapped near where the QP's PSNs start."""
@@ -246,26 +278,24 @@ def _landmarks(joins):
                        (EventKind.PAYLOAD_ARRIVED, "payload")):
         table = joins.of(kind)
         marks[name] = at(table, joins.own(table))
-    table = joins.of(EventKind.TX_FIRST, lambda table: np.isin(table["opcode"], _FIRST))
+    table = joins.sent(EventKind.TX_FIRST, _FIRST)
     marks["tx_first"] = at(table, joins.own(table))
 
     packets = joins.packets()
     marks["tx_last"] = packets["last"]
     sent = packets["psn"] >= 0
-    heads, first = np.unique(packets["responder"][sent], return_index=True)
-    head_starts = lookup(packets["requesters"], packets["starts"], joins.groups[sent][first], 0)
-    wanted = join(packets["responder"], packets["psn"])
+    wanted = join(joins.responders, packets["psn"])
 
     table = joins.of(EventKind.RX_LAST, lambda table: np.isin(table["opcode"], REQUEST_OPCODES), index="psn")
-    keys = join(table["group"], joins.psn(table["group"], table["psn"], heads, head_starts))
+    keys = join(table["group"], joins.psn(table["group"], table["psn"], packets["far"], packets["starts"]))
     marks["rx_last"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
 
     table = joins.of(EventKind.COMMIT, lambda table: table["mark_kind"] == MarkKind.PAYLOAD_LAST.value, "mark_qp", "mark_index")
-    keys = join(table["group"], joins.psn(table["group"], table["mark_index"], heads, head_starts))
+    keys = join(table["group"], joins.psn(table["group"], table["mark_index"], packets["far"], packets["starts"]))
     marks["landed"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
 
     table = joins.of(EventKind.ACK_RECEIVED, index="psn")
-    psn = joins.psn(table["group"], table["psn"], packets["requesters"], packets["starts"])
+    psn = joins.psn(table["group"], table["psn"], packets["near"], packets["starts"])
     marks["ack_rx"] = at(table, np.where(sent, reach(table["group"], psn, joins.groups, packets["psn"]), ABSENT))
 
     cqe = joins.of(EventKind.COMMIT, lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
@@ -290,15 +320,20 @@ def _landmarks(joins):
     return marks, {"rung_by": other(rung_by), "fetched_by": other(fetched_by), "covered_by": other(covered_by)}
 
 
-def timeline(events, messages, *, qps=64, end="seen"):
+def connections_of(plan):
+    """(node, qp, peer, peer's qp) of all connections of a plan, from both ends."""
+    return [row for c in plan.connections for row in ((c.a, c.a_context, c.b, c.b_context), (c.b, c.b_context, c.a, c.a_context))]
+
+
+def timeline(events, messages, connections, *, end="seen"):
     """Landmarks and segments of every message, as dict of int64 columns in cycles.
 
     Parameters
     ----------
     events : Events
     messages : dict of arrays or sequence of dicts, with at least `MESSAGE_FIELDS`
-    qps : int
-        QPs of the structure.
+    connections : sequence of (node, qp, peer, peer's qp)
+        As `connections_of` gives.
     end : str
         Landmark that ends the measurement: `seen`, or `landed`.
 
@@ -309,7 +344,7 @@ def timeline(events, messages, *, qps=64, end="seen"):
     if end not in ("seen", "landed"):
         raise ValueError(f"end = {end!r}: allowed 'seen' or 'landed'")
     messages = columns(messages)
-    joins = Joins(events, messages, qps)
+    joins = Joins(events, messages, connections)
     marks, sharers = _landmarks(joins)
     table = dict(messages, qp=joins.qp, wqe_index=np.where(joins.posted, joins.wqe_index & 0xffff, ABSENT), **sharers)
     table |= {name: marks[name] for name in LANDMARKS}

@@ -13,8 +13,8 @@ from sim.trace import RECORD, Events
 
 _CODECS = {kind: Codec(layout) for kind, layout in EVENTS.items()}
 
-#: QPN of context 0; the model's contexts are indexed by the low bits.
-QPN = 0x140
+#: Context at node b of QP q of node a < b is q + FAR: the ends of a connection have different indices.
+FAR = 5
 MTU = 4096
 #: Cycles from one landmark to the next in the chain that `write` emits.
 STEP = 100
@@ -31,6 +31,16 @@ class Log:
         self.rows, self.messages = [], []
         self.start_index, self.start_psn = start_index, start_psn
         self._posted, self._psn = {}, {}
+
+    @staticmethod
+    def far(node, peer, qp):
+        """Context at the peer of a QP of a node."""
+        return qp + FAR if node < peer else qp - FAR
+
+    @property
+    def connections(self):
+        ends = {(m["node"], m["qp"], m["peer"], self.far(m["node"], m["peer"], m["qp"])) for m in self.messages}
+        return sorted(ends | {(*end[2:], *end[:2]) for end in ends})
 
     def add(self, kind, cycle, node=0, **fields):
         raw = _CODECS[kind].pack(**{key: getattr(value, "value", value) for key, value in fields.items()})
@@ -59,7 +69,7 @@ class Log:
         index = self._posted.get((node, qp), self.start_index)
         self._posted[node, qp] = index + blocks
         end = index + blocks
-        self.messages.append({"message": number, "node": node, "peer": peer, "qp": qp, "wqe_index": index & 0xffff, "size": size,
+        self.messages.append({"message": number, "node": node, "peer": peer, "qp": qp, "wqe_index": index & 0xffff, "blocks": blocks, "size": size,
                               "signaled": int(signaled), "address": address, "raddr": raddr, "group": 0})
         wqe = {"qp": qp, "wqe_index": index & 0xffff}
         at = cycle
@@ -91,7 +101,7 @@ class Log:
             self.add(EventKind.PAYLOAD_REQUESTED, step(), node, **wqe)
         self.add(EventKind.PAYLOAD_ARRIVED, step(), node, **wqe, inline=int(inline))
         packets = max(-(-size // MTU), 1)
-        psn = self._psn.get((node, qp), self.start_psn)
+        psn, far = self._psn.get((node, qp), self.start_psn), self.far(node, peer, qp)
         self._psn[node, qp] = psn + packets
         for packet in range(packets):
             first, last = packet == 0, packet == packets - 1
@@ -100,13 +110,14 @@ class Log:
             length = min(MTU, size - packet * MTU)
             where = {"psn": (psn + packet) & 0xffffff, "opcode": opcode}
             overhead = 42 if first else 26
-            self.add(EventKind.TX_FIRST, step(), node, dest_qp=QPN + qp, **where, **wqe, length=length,
+            sent = {"dest_qp": far, **where, "qp": 0, "wqe_index": index & 0xffff}
+            self.add(EventKind.TX_FIRST, step(), node, **sent, length=length,
                      wire_bytes=length + overhead, dest=peer)
-            self.add(EventKind.TX_LAST, at + length // 50 + 2, node, dest_qp=QPN + qp, **where, **wqe)
+            self.add(EventKind.TX_LAST, at + length // 50 + 2, node, **sent)
             at += length // 50 + 2
-            self.add(EventKind.RX_LAST, at + STEP, peer, qp=qp, **where, length=length)
+            self.add(EventKind.RX_LAST, at + STEP, peer, qp=far, **where, length=length)
             kind = MarkKind.PAYLOAD_LAST if last else MarkKind.PAYLOAD
-            tag = mark(kind, qp, psn + packet)
+            tag = mark(kind, far, psn + packet)
             self.add(EventKind.TLP_SENT, at + 2 * STEP, peer, link=4, tlp=TlpClass.POSTED, payload=min(length, 256),
                      wire=min(length, 256) + 24, mark=tag)
             done = 0
@@ -117,9 +128,9 @@ class Log:
                          address=raddr + packet * MTU + done - count, count=count, last=int(done == length), mark=tag)
         at += STEP
         ack = {"psn": (psn + packets - 1) & 0xffffff}
-        self.add(EventKind.TX_FIRST, at + 2, peer, dest_qp=QPN + qp, **ack, opcode=RoceOpcode.ACK, qp=qp, wqe_index=0, length=0,
+        self.add(EventKind.TX_FIRST, at + 2, peer, dest_qp=qp, **ack, opcode=RoceOpcode.ACK, qp=0, wqe_index=0, length=0,
                  wire_bytes=26, dest=node)
-        self.add(EventKind.TX_LAST, at + 3, peer, dest_qp=QPN + qp, **ack, opcode=RoceOpcode.ACK, qp=qp, wqe_index=0)
+        self.add(EventKind.TX_LAST, at + 3, peer, dest_qp=qp, **ack, opcode=RoceOpcode.ACK, qp=0, wqe_index=0)
         self.add(EventKind.ACK_RECEIVED, step(), node, qp=qp, **ack, syndrome=0x1f)
         self.add(EventKind.RETIRED, at + 1, node, **wqe, blocks=blocks, signaled=int(signaled), status=0)
         if signaled:

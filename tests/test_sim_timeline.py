@@ -3,7 +3,7 @@ import time
 
 import numpy as np
 import pytest
-from support_log import STEP, Log, repeat
+from support_log import FAR, STEP, Log, repeat
 
 from hw.formats.events import EventKind
 from sim.timeline import ABSENT, group_stats, segments_ns, timeline, unwrap, write_csv
@@ -13,7 +13,7 @@ INLINE_PATH = ["wqe_written", "ring", "ring_seen", "fetch_req", "fetched", "payl
 
 
 def run(log, **options):
-    return timeline(log.events(), log.messages, **options)
+    return timeline(log.events(), log.messages, log.connections, **options)
 
 
 def segments(table, row):
@@ -118,7 +118,7 @@ def test_a_hundred_thousand_messages_on_one_queue_take_seconds():
     log.write(0, inline=True)
     events, messages = repeat(log, 100_000, 300)
     begun = time.monotonic()
-    table = timeline(events, messages)
+    table = timeline(events, messages, log.connections)
     assert time.monotonic() - begun < 10
     assert np.all(table["latency"] == table["latency"][0]) and table["latency"][0] > 0
     assert np.all(table["landed"] - table["issue"] == table["landed"][0])
@@ -128,7 +128,7 @@ def test_a_hundred_thousand_messages_on_one_queue_take_seconds():
 def test_two_directions_and_queues_are_kept_apart():
     log = Log()
     for number in range(8):
-        log.write(17 * number, node=number & 1, peer=1 - (number & 1), qp=number >> 2, inline=True)
+        log.write(17 * number, node=number & 1, peer=1 - (number & 1), qp=(number >> 2) + FAR * (number & 1), inline=True)
     table = run(log)
     assert np.all(table["latency"] == table["latency"][0])
 
