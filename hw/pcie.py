@@ -206,15 +206,16 @@ class PcieLink(wiring.Component):
 
     Timing
     ------
-    A TLP costs `wire` = overhead + the bytes of the dwords its payload touches. The bytes of TLPs that wait go one
-    after the other without a gap, at most one beat per cycle. The last beat of a TLP whose first beat is taken at
-    cycle t on an idle link, and whose other beats come without a gap, is offered at
+    A TLP costs `wire` = overhead + the bytes of the dwords its payload touches, times the cycles per byte. Beats are
+    taken one per cycle, up to two cycles before their first byte goes, so that the bytes of waiting TLPs follow each
+    other without a gap (unless beats that cost less than a cycle come in a row: they go one per cycle). The last beat
+    of a TLP whose first beat is taken at cycle t on an idle link, and whose other beats come without a gap, is
+    offered at
 
         t + ceil(wire * cycles_per_byte) + latency
 
-    and no other cycle is added; beat i of it at the same form over its header and the bytes up to its own end. (For a
-    link slower than one beat per cycle. A faster one takes a beat per cycle and adds at least ceil(cost of its
-    last beat).) A read or completion behind a posted TLP is offered in the cycle after that was taken, at the earliest.
+    and no other cycle is added; beat i likewise, with the bytes up to its own end, and at least a cycle after beat
+    i - 1. A read or completion behind a posted TLP is offered in the cycle after that was taken, at the earliest.
 
     The credits of a TLP whose last beat is taken at cycle p at the far side serve a TLP that is sent from
     p + max(latency, 1) + 1 on.
@@ -290,7 +291,7 @@ class PcieLink(wiring.Component):
         m.d.comb += beat_wire.eq(Mux(first, overhead, 0) + Cat(Const(0, 2), (count + offset + 3)[2:]))
 
         # Sent while the link is free; it arrives when its last byte has been sent, plus the latency.
-        m.submodules.meter = meter = RateMeter(BYTE_FRACTION, 37)
+        m.submodules.meter = meter = RateMeter(BYTE_FRACTION, 37, ahead=2)
         take, arrival = Signal(), Signal(NOW_BITS)
         m.d.comb += [
             meter.now.eq(self.now),

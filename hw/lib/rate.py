@@ -18,6 +18,9 @@ class RateMeter(wiring.Component):
         Fraction bits of the cost.
     width : int
         Width of the cost.
+    ahead : int
+        Cycles by which an item may be charged before the resource is free. With items that cost less than a cycle
+        among dearer ones, 0 leaves the rest of a cycle unused; a lead of 2 does not.
 
     Members
     -------
@@ -27,19 +30,19 @@ class RateMeter(wiring.Component):
     charge : In(1)
         Takes the item in this cycle; only while `open`.
     open : Out(1)
-        The resource is free in this cycle, or will be before the next.
+        The resource is free in this cycle, or will be before the next (or before `ahead` more).
     ends : Out
         First whole cycle in which everything charged has been sent, this cycle's item included.
     free_at : Out
-        Whole cycle from which `open` holds.
+        Whole cycle from which the resource is free.
 
     Timing
     ------
     Exact on average: fractions carry over while the resource is busy. One charge per cycle.
     """
 
-    def __init__(self, fraction, width):
-        self._fraction, self._width = fraction, width
+    def __init__(self, fraction, width, *, ahead=0):
+        self._fraction, self._width, self._ahead = fraction, width, ahead
         super().__init__({
             "now": In(NOW_BITS), "cost": In(width), "charge": In(1),
             "open": Out(1), "ends": Out(NOW_BITS), "free_at": Out(NOW_BITS),
@@ -52,7 +55,7 @@ class RateMeter(wiring.Component):
         start, end = Signal.like(busy_until), Signal.like(busy_until)
         m.d.comb += [
             self.free_at.eq(busy_until[fraction:]),
-            self.open.eq(self.free_at <= self.now),
+            self.open.eq(self.free_at <= self.now + self._ahead),
             # Busy until some point within this cycle: the next item follows without a gap.
             start.eq(Mux(self.free_at < self.now, Const(0, fraction + NOW_BITS) | (self.now << fraction), busy_until)),
             end.eq(start + self.cost),
