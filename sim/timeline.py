@@ -33,7 +33,7 @@ __all__ = ["ABSENT", "MESSAGE_FIELDS", "REQUEST_OPCODES", "columns", "connection
 #: Cycle of a landmark that did not happen; message number of nobody.
 ABSENT = -1
 #: What the joins need to know of a message; `wqe_index` is `ABSENT` where it was never posted.
-MESSAGE_FIELDS = ("message", "node", "peer", "qp", "wqe_index", "blocks", "size", "signaled")
+MESSAGE_FIELDS = ("message", "node", "peer", "qp", "wqe_index", "size", "signaled")
 NS_PER_CYCLE = 1000 / CLOCK_MHZ
 
 REQUEST_OPCODES = tuple(opcode.value for opcode in RoceOpcode if opcode is not RoceOpcode.ACK)
