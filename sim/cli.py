@@ -1,7 +1,7 @@
 """The command `bellwire`.
 
-Exit codes: 0 ran and every check held; 1 ran and a check failed; 2 the input is bad, nothing was run; 3 the environment is.
-Errors go to stderr, in one line first.
+Exit codes: 0 ran and every check held; 1 ran and a check failed; 2 the input is bad, nothing was
+run; 3 the environment is. Errors go to stderr, in one line first.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="bellwire",
         allow_abbrev=False,
-        description="Cycle-approximate model of the path from a GPU thread through an RDMA NIC to the wire and back.",
+        description="Cycle-approximate model of the path from a GPU thread through an RDMA NIC.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
 

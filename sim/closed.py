@@ -1,7 +1,8 @@
 """Closed forms: what an idle machine takes, from the constants alone.
 
-Used to show that a preset reproduces what it was calibrated on and to predict what it was not. A link costs the bytes of its
-TLP once per segment, since beats are cut through but single-beat TLPs are stored.
+Used to show that a preset reproduces what it was calibrated on and to predict what it was not. A
+link costs the bytes of its TLP once per segment, since beats are cut through but single-beat TLPs
+are stored.
 """
 
 from dataclasses import replace
@@ -20,8 +21,8 @@ __all__ = [
     "stages_ns",
 ]
 
-#: One crossing between sockets: half of what a GPU load of the far socket's memory takes longer (L: 830 - 704 ns). It belongs to
-#: the machine that was calibrated on, not to the preset.
+#: One crossing between sockets: half of what a GPU load of the far socket's memory takes longer (L:
+#: 830 - 704 ns). It belongs to the machine that was calibrated on, not to the preset.
 SOCKET_NS = (830 - 704) / 2
 _WQE = 64
 _CQE = 64
@@ -54,7 +55,9 @@ def read_ns(s: "Scenario", reader: str, memory: str, payload: int) -> float:
 
 
 def stages_ns(s: "Scenario", size: int) -> list[tuple[str, float]]:
-    """From a WQE in the NIC to the CQE's write leaving, inline payload of one packet: (segment, ns)."""
+    """From a WQE in the NIC to the CQE's write leaving, inline payload of one packet: (segment,
+    ns).
+    """
     flight = s.wire.propagation_ns
     return [
         ("payload", s.nic.wqe_ns),
@@ -73,7 +76,9 @@ def stages_ns(s: "Scenario", size: int) -> list[tuple[str, float]]:
 
 
 def ring_to_seen(s: "Scenario", size: int = 8) -> list[tuple[str, float]]:
-    """Doorbell store of a GPU thread to its CQE seen: inline, all queues in GPU memory. (segment, ns)"""
+    """Doorbell store of a GPU thread to its CQE seen: inline, all queues in GPU memory. (segment,
+    ns)
+    """
     return [
         ("ring_seen", one_way_ns(s, "gpu", "nic", 8) + s.nic.doorbell_ns),
         ("fetched", read_ns(s, "nic", "gpu", _WQE)),
@@ -86,7 +91,8 @@ def ring_to_seen(s: "Scenario", size: int = 8) -> list[tuple[str, float]]:
 def loom_cells(s: "Scenario") -> dict[str, float]:
     """The cells of source L that the preset `s` was calibrated on, recomputed on L's machine.
 
-    No PCIe switch, no network switch, RoCEv2 packets, 2 m of cable, the CPU posts and polls, NIC on the far socket.
+    No PCIe switch, no network switch, RoCEv2 packets, 2 m of cable, the CPU posts and polls, NIC on
+    the far socket.
     """
     there = replace(
         s,

@@ -1,4 +1,6 @@
-"""Words about keys: what `presets`, `explain` and `schema scenario` print. All of it comes from the declarations."""
+"""Words about keys: what `presets`, `explain` and `schema scenario` print. All of it comes from the
+declarations.
+"""
 
 import difflib
 import inspect
@@ -33,7 +35,7 @@ _SHARED = {
     "posted_data_credits": "Payload of writes that a receiver grants, in units of 16 bytes.",
     "read_header_credits": "Reads that a receiver grants.",
     "completion_header_credits": "Completions that a receiver grants.",
-    "completion_data_credits": "Payload of completions that a receiver grants, in units of 16 bytes.",
+    "completion_data_credits": "Payload of completions that a receiver grants, in 16-byte units.",
     "gpu_commit_ns": "Fabric write accepted by GPU memory to visible.",
     "gpu_read_ns": "Fabric read accepted by GPU memory to data.",
     "gpu_store_ns": "Store of a GPU thread to visible.",
@@ -104,7 +106,8 @@ def _sections() -> list[tuple[str, list[tuple[str, str]]]]:
 def scenario_text() -> str:
     """All keys of a scenario."""
     lines = [
-        "bellwire.scenario/1: a scenario file. Unknown keys are errors. A preset gives what a table leaves out.",
+        "bellwire.scenario/1: a scenario file. Unknown keys are errors.",
+        "The preset gives what a table leaves out.",
         "",
         'schema = "bellwire.scenario/1"',
         f"preset = {' | '.join(show(name) for name in preset_names())}",
@@ -133,8 +136,9 @@ def presets_text() -> str:
         ]
         for section, table in preset.constants.items():
             for key, constant in table.items():
+                full = f"{section}.{key}"
                 lines.append(
-                    f"  {section + '.' + key:<34} {constant.value:>9g}  {constant.kind:<11} {constant.source}"
+                    f"  {full:<34} {constant.value:>9g}  {constant.kind:<11} {constant.source}"
                 )
         lines += ["  sources:", *(f"    {tag}: {text}" for tag, text in preset.sources.items())]
     return "\n".join(lines)
@@ -162,12 +166,11 @@ def explain_text(key: str) -> str:
             if constant:
                 low, high = constant.range
                 lines += [
-                    f"  {preset}: {constant.value:g} ({constant.kind}, plausible {low:g} to {high:g})",
+                    f"  {preset}: {constant.value:g} ({constant.kind}, may be {low:g} to {high:g})",
                     f"    source: {constant.source}",
                     f"    note: {constant.note}",
                 ]
                 if constant.free:
-                    lines.append(
-                        f"    free constant {constant.free!r}, shared by {', '.join(load_preset(preset).free[constant.free])}"
-                    )
+                    shared = ", ".join(load_preset(preset).free[constant.free])
+                    lines.append(f"    free constant {constant.free!r}, shared by {shared}")
     return "\n".join(lines)

@@ -1,12 +1,14 @@
-"""The interface between `run.py` and the simulator's process: one path of one scenario, in a working directory of its own.
+"""The interface between `run.py` and the simulator's process: one path of one scenario, in a
+working directory of its own.
 
-`run.py` writes `job.json` (`Job`) and starts the simulator there with the cocotb module `sim.bench`. The bench reads it and leaves
+`run.py` writes `job.json` (`Job`) and starts the simulator there with the cocotb module
+`sim.bench`. The bench reads it and leaves
 
 | file | what |
 |---|---|
 | `events.bin` | the event log, raw records of 32 bytes (decision 3) |
 | `messages.json` | `Messages`: what software did with each message of the plan |
-| `memory.json` | `MemoryCheck`: what lies in the memories after the run, compared with what should |
+| `memory.json` | `MemoryCheck`: what the memories hold after the run, against what they should |
 | `status.json` | `Status`, written last: its absence means that the process died |
 | `recording.bin` | the stimulus, if `Job.record` |
 | `waves.*` | if `Job.waves` |
@@ -37,11 +39,12 @@ __all__ = [
 JOB_FILE, EVENTS_FILE, MESSAGES_FILE = "job.json", "events.bin", "messages.json"
 MEMORY_FILE, STATUS_FILE, RECORDING_FILE = "memory.json", "status.json", "recording.bin"
 
-#: done: all messages completed. hang: no progress within the watchdog, or nothing can happen any more. limit: simulated or
-#: wall time is used up. error: the bench or the engine failed.
+#: done: all messages completed. hang: no progress within the watchdog, or nothing can happen any
+#: more. limit: simulated or wall time is used up. error: the bench or the engine failed.
 ENDED = ("done", "hang", "limit", "error")
 
-#: Columns of `messages.json`, integers, in the order of the plan; -1: not (yet). `qp` is the context index at `node`.
+#: Columns of `messages.json`, integers, in the order of the plan; -1: not (yet). `qp` is the
+#: context index at `node`.
 MESSAGE_COLUMNS = (
     "message",
     "group",
@@ -198,7 +201,9 @@ def progress_line(done: int, total: int, cycle: int) -> str:
 
 
 def parse_progress(line: str) -> tuple[int, int, int] | None:
-    """(messages done, messages in all, cycle) of a line that the simulator printed, if it is one of those."""
+    """(messages done, messages in all, cycle) of a line that the simulator printed, if it is one of
+    those.
+    """
     word, _, rest = line.strip().partition(" ")
     numbers = rest.split()
     if word != _PROGRESS or len(numbers) != 3 or not all(number.isdecimal() for number in numbers):

@@ -1,7 +1,8 @@
-"""What holds a group's rate down, from closed forms: the ceilings of everything that its messages pass.
+"""What holds a group's rate down, from closed forms: the ceilings of everything that its messages
+pass.
 
-The limiter is the ceiling that the measured rate comes closest to, if it reaches `NEAR` of it; else `latency`: too few messages
-are under way to fill anything.
+The limiter is the ceiling that the measured rate comes closest to, if it reaches `NEAR` of it; else
+`latency`: too few messages are under way to fill anything.
 """
 
 from collections.abc import Iterable
@@ -65,7 +66,9 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
 
 
 def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
-    """Highest rate (millions of messages per second) that each limiter of `names.LIMITERS` but `latency` allows this group."""
+    """Highest rate (millions of messages per second) that each limiter of `names.LIMITERS` but
+    `latency` allows this group.
+    """
     work = group.workload
     producers, qps = (work.producers, min(work.qps, work.producers)) if work else (1, 1)
     batch = work.batch if work else 1

@@ -1,6 +1,7 @@
 """The frozen names of a result: metrics, segments, counters, limiters, violations, statuses.
 
-`bellwire schema` prints them; `[[expect]]` may use the metrics and nothing else. Names are added, never changed.
+`bellwire schema` prints them; `[[expect]]` may use the metrics and nothing else. Names are added,
+never changed.
 """
 
 from hw.formats.events import DropReason, StallCause
@@ -24,7 +25,8 @@ __all__ = [
 
 VERDICTS = ("pass", "fail", "incomplete")
 
-#: Instants of a message, in the order in which they usually happen. `landed` may come after `ack_rx`.
+#: Instants of a message, in the order in which they usually happen. `landed` may come after
+#: `ack_rx`.
 LANDMARKS = (
     "issue",
     "request_written",
@@ -45,13 +47,15 @@ LANDMARKS = (
     "cqe_written",
     "seen",
 )
-#: A segment is named after the landmark that ends it. `retry` is the time of transmissions that were not the last.
+#: A segment is named after the landmark that ends it. `retry` is the time of transmissions that
+#: were not the last.
 SEGMENTS = (*(name for name in LANDMARKS if name != "issue"), "retry")
 
 #: Percentiles are nearest rank: the smallest value that at least p % of the values do not exceed.
 LATENCY = ("min", "p50", "p90", "p99", "p999", "max", "mean")
 
-#: What holds a group's rate down: the ceiling that it comes closest to, or `latency` (window / latency) if it is near none.
+#: What holds a group's rate down: the ceiling that it comes closest to, or `latency` (window /
+#: latency) if it is near none.
 LIMITERS = (
     "latency",
     "gpu_issue",
@@ -123,7 +127,8 @@ COUNTERS = (
 
 MESSAGES = ("posted", "completed")
 
-#: Grammar of `[[expect]]`. Those of the first line exist per group (size); the others per path, or for the run.
+#: Grammar of `[[expect]]`. Those of the first line exist per group (size); the others per path, or
+#: for the run.
 METRICS = (
     *(f"latency_ns.{name}" for name in LATENCY),
     "rate_mops",

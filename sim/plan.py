@@ -1,7 +1,9 @@
-"""What a scenario asks for, message by message: who sends what from where to where on which QP, and which registered regions hold it.
+"""What a scenario asks for, message by message: who sends what from where to where on which QP, and
+which registered regions hold it.
 
-Pure arithmetic on the scenario, the same for the bench, the scoreboard and the report. Every message of a workload has a slot of
-its own at both ends with at least 64 bytes between two slots, so that each can be checked after the run.
+Pure arithmetic on the scenario, the same for the bench, the scoreboard and the report. Every
+message of a workload has a slot of its own at both ends with at least 64 bytes between two slots,
+so that each can be checked after the run.
 """
 
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Group:
-    """Messages that are reported together: one size of one workload, or all operations of one size."""
+    """Messages reported together: one size of one workload, or all operations of one size."""
 
     index: int
     #: "put" or "op".
@@ -81,7 +83,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Plan:
-    """All messages in order of issue, their groups in order of execution, regions and connections."""
+    """All messages in order of issue, groups in order of execution, regions, connections."""
 
     messages: tuple[Message, ...]
     groups: tuple[Group, ...]
@@ -117,7 +119,9 @@ class Plan:
 
 
 def wqe_blocks(size: int, inline: bool) -> int:
-    """Blocks of 64 bytes of a WRITE's WQE: control, address, then a pointer or the payload with its 4-byte head."""
+    """Blocks of 64 bytes of a WRITE's WQE: control, address, then a pointer or the payload with its
+    4-byte head.
+    """
     segments = 2 + ((size + 4 + 15) // 16 if inline else 1)
     return (segments + 3) // 4
 
@@ -255,7 +259,7 @@ def _regions(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Re
                     raise ConfigError(
                         f"region.{index}.offset",
                         region.offset,
-                        f"allowed outside of {show(other.name)}, which holds {other.offset} to {other.end - 1}",
+                        f"allowed outside of {show(other.name)}: {other.offset} to {other.end - 1}",
                     )
         return scenario.regions
     need = _up(max(ends.values()), _PAGE)
@@ -269,7 +273,7 @@ def _regions(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Re
         raise ConfigError(
             "workload.0.count",
             scenario.workloads[0].count if scenario.workloads else 0,
-            f"allowed as many as fit in half of the data area, {DATA_BYTES // 2} bytes; this needs {size}",
+            f"allowed what fits in {DATA_BYTES // 2} bytes of a region; this needs {size}",
         )
     return tuple(
         region
@@ -302,8 +306,21 @@ def _inside(
             raise ConfigError(
                 f"{key}.{remote}offset",
                 offset,
-                f"allowed within region {show(region)} of node {node}: {known[node, region].size} bytes; this ends at {end}",
+                f"allowed within region {show(region)} of node {node}, "
+                f"{known[node, region].size} bytes; this ends at {end}",
             )
+
+    if "ibrc" in scenario.paths:
+        entries = [(f"op.{i}", op) for i, op in enumerate(scenario.operations)]
+        entries += [(f"workload.{i}", work) for i, work in enumerate(scenario.workloads)]
+        for key, entry in entries:
+            target = known.get((entry.peer, entry.remote_region))
+            if target and target.memory != "gpu":
+                raise ConfigError(
+                    f"{key}.remote_region",
+                    target.name,
+                    "allowed regions in GPU memory on path ibrc",
+                )
 
     for index, op in enumerate(scenario.operations):
         check(f"op.{index}", op, op.node, op.region, op.offset, op.offset + op.size)
@@ -335,7 +352,9 @@ def _inside(
 
 
 def _depths(scenario: "Scenario", inline_max: dict[str, int]) -> None:
-    """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is smaller than a request."""
+    """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is
+    smaller than a request.
+    """
     depth = scenario.queues.sq_depth
     for index, work in enumerate(scenario.workloads):
         for path in scenario.paths:
@@ -345,7 +364,7 @@ def _depths(scenario: "Scenario", inline_max: dict[str, int]) -> None:
                     raise ConfigError(
                         f"workload.{index}.{key}",
                         getattr(work, key),
-                        f"allowed up to {depth // blocks}: sq_depth is {depth} blocks and a WQE has up to {blocks}",
+                        f"allowed up to {depth // blocks}: sq_depth is {depth}, WQEs take {blocks}",
                     )
     most = max(
         (

@@ -15,7 +15,8 @@ __all__ = ["CLASSES", "PRESETS", "SECTIONS", "Constant", "Preset", "load_preset"
 
 PRESETS = Path(__file__).resolve().parent / "presets"
 SCHEMA = "bellwire.preset/1"
-#: measured: published as measured. derived: arithmetic on such. second-hand: quoted. assumed: chosen, with a reason.
+#: measured: published as measured. derived: arithmetic on such. second-hand: quoted. assumed:
+#: chosen, with a reason.
 CLASSES = ("measured", "derived", "second-hand", "assumed")
 #: Tables of a scenario whose keys a preset may set, each with the classes that take them.
 SECTIONS: dict[str, tuple[type, ...]] = {

@@ -1,7 +1,8 @@
-"""What a person sees while a run takes its time: phases with their times, and progress with an ETA on a terminal.
+"""What a person sees while a run takes its time: phases with their times, and progress with an ETA
+on a terminal.
 
-Everything goes to one stream (stderr, so that stdout holds the result alone). Not on a terminal: one plain line per phase, and
-one per quarter of a long phase.
+Everything goes to one stream (stderr, so that stdout holds the result alone). Not on a terminal:
+one plain line per phase, and one per quarter of a long phase.
 """
 
 import time

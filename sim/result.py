@@ -1,4 +1,6 @@
-"""`result.json` (schema bellwire.result/1): built from what each path left, judged against `[[expect]]`, validated by name."""
+"""`result.json` (schema bellwire.result/1): built from what each path left, judged against
+`[[expect]]`, validated by name.
+"""
 
 import math
 import platform
@@ -190,14 +192,16 @@ def evaluate(expect: "Expect", index: int, result: dict[str, Any]) -> list[str]:
         return [f"expect.{index}: {expect.metric}: no such value in the result"]
     wanted = " and ".join(expect.bounds)
     return [
-        f"expect.{index}: {expect.metric} ({about}) is {'missing' if value is None else f'{value:g}'}, expected {wanted}"
+        f"expect.{index}: {expect.metric} ({about}) is "
+        f"{'missing' if value is None else f'{value:g}'}, expected {wanted}"
         for about, value in values
         if value is None or not expect.holds(value)
     ]
 
 
 def crossover(result: dict[str, Any]) -> dict[str, Any]:
-    """For each two paths, per metric: the better one at each size, and the sizes at which that changes.
+    """For each two paths, per metric: the better one at each size, and the sizes at which that
+    changes.
 
     Better is a lower median latency, a higher rate. A tie has no winner.
     """
@@ -358,9 +362,11 @@ def schema_text() -> str:
         [
             f"{SCHEMA}: result.json of a run.",
             "",
-            "latency_ns is software issue to completion seen by the producer. Percentiles are nearest rank: the smallest value",
-            "that at least p % of the values do not exceed. rate_mops and goodput_gbps are over the time from a group's first issue",
-            "to its last completion. segments_ns are means over all finished messages of a group and add up to latency_ns.mean.",
+            "latency_ns: software issue to completion seen by the producer. Percentiles are of",
+            "nearest rank: the smallest value that at least p % of the values do not exceed.",
+            "rate_mops, goodput_gbps: from a group's first issue to its last completion.",
+            "segments_ns: means over a group's finished messages; they add up to latency_ns.mean.",
+            "limiter: the closed-form ceiling that the rate comes closest to, from 85 % of it on.",
             "",
             block("verdicts", VERDICTS),
             block("metrics of [[expect]]", METRICS),

@@ -2,8 +2,8 @@
 
     resolve -> build -> one simulator process per path -> timeline and judgement -> result, tables
 
-The directory is made under a temporary name beside its place and renamed at the end; bad input is found before it is made. An
-interrupted run keeps what it has, with the verdict `incomplete`.
+The directory is made under a temporary name beside its place and renamed at the end; bad input is
+found before it is made. An interrupted run keeps what it has, with the verdict `incomplete`.
 """
 
 import hashlib
@@ -219,9 +219,8 @@ def _outcome(
     except (OSError, trace.TraceError):
         log = trace.Events(np.zeros(0, trace.RECORD), path)
     messages = _load(Messages, work)
-    table = timeline.timeline(
-        log, messages.columns if messages else _planned(scenario), qps=scenario.structure.qps
-    )
+    planned = messages.columns if messages else _planned(scenario)
+    table = timeline.timeline(log, planned, timeline.connections_of(scenario.plan))
     status = _load(Status, work)
     incomplete, died = "", ""
     if ended is None:

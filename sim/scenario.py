@@ -1,7 +1,7 @@
 """Scenario: one TOML file, its preset and the command line's overrides, as one frozen value.
 
-`load()` reads and checks everything that can be known before a run; what it returns is consistent. `resolved_toml()`
-writes it back with every key, so that a run directory needs no preset.
+`load()` reads and checks everything that can be known before a run; what it returns is consistent.
+`resolved_toml()` writes it back with every key, so that a run directory needs no preset.
 """
 
 import hashlib
@@ -103,7 +103,9 @@ class Scenario:
 
     @cached_property
     def structure(self) -> Structure:
-        """The smallest structure that all of it fits in; the default one wherever possible, so that binaries are shared."""
+        """The smallest structure that all of it fits in; the default one wherever possible, so that
+        binaries are shared.
+        """
         default = Structure()
         qps = default.qps
         while qps < self.plan.qps_per_node:
@@ -122,7 +124,9 @@ class Scenario:
 
     @cached_property
     def timing_hash(self) -> str:
-        """12 hex digits of everything else that determines the run, but name, seed and expectations."""
+        """12 hex digits of everything else that determines the run, but name, seed and
+        expectations.
+        """
         text = replace(self, name="", seed=0, expects=()).resolved_toml()
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

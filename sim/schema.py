@@ -1,8 +1,8 @@
 """Checked values: what a field may hold, and how a TOML table becomes a frozen dataclass.
 
-A section is a frozen dataclass whose fields carry a `Check` in their metadata. It is checked twice from the same
-declaration: at construction from Python (`check_fields` raises `ConfigError`) and when read from a file (`Reader`
-raises `BadInput`, which also knows the file and the full key).
+A section is a frozen dataclass whose fields carry a `Check` in their metadata. It is checked twice
+from the same declaration: at construction from Python (`check_fields` raises `ConfigError`) and
+when read from a file (`Reader` raises `BadInput`, which also knows the file and the full key).
 """
 
 import dataclasses
@@ -32,7 +32,9 @@ __all__ = [
 
 
 class BadInput(Exception):
-    """The input is bad and nothing was run. Its text is one line: `file: key = value: what is allowed`."""
+    """The input is bad and nothing was run. Its text is one line: `file: key = value: what is
+    allowed`.
+    """
 
     def __init__(self, file: str | Path, key: str, value: Any, allowed: str) -> None:
         self.file, self.key, self.value, self.allowed = str(file), key, value, allowed
@@ -76,7 +78,9 @@ def _plain(value: float) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """What one field may hold: any of `choices`, or a number from `low` to `high`, perhaps a power of two or one of `extra`."""
+    """What one field may hold: any of `choices`, or a number from `low` to `high`, perhaps a power
+    of two or one of `extra`.
+    """
 
     doc: str
     low: float | None = None
@@ -117,7 +121,7 @@ class Check:
         return words
 
     def holds(self, value: Any) -> bool:
-        """Whether one value (of a tuple: one item) is within the bound. Its type is right already."""
+        """Whether one value (of a tuple: one item) is within the bound; its type is right."""
         if value in self.extra:
             return True
         if self.choices:
@@ -128,7 +132,7 @@ class Check:
             return False
         if value < self.low or (self.high is not None and value > self.high):
             return False
-        return not self.power or not value & (value - 1)
+        return not self.power or not int(value) & (int(value) - 1)
 
 
 def _field(default: Any, check: Check) -> Any:
@@ -176,7 +180,9 @@ def _checks(cls: type) -> dict[str, Check]:
 
 
 def check_fields(owner: Any) -> None:
-    """Raise `ConfigError` for the first field of `owner` that is out of its bound. Call it in `__post_init__`."""
+    """Raise `ConfigError` for the first field of `owner` that is out of its bound. Call it in
+    `__post_init__`.
+    """
     for name, check in _checks(type(owner)).items():
         value = getattr(owner, name)
         items = value if check.lengths else (value,)
@@ -202,7 +208,9 @@ _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or fa
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """`value` as type `kind`, or MISSING if it has another type. Nothing is converted but an integer to a number."""
+    """`value` as type `kind`, or MISSING if it has another type. Nothing is converted but an
+    integer to a number.
+    """
     if isinstance(kind, types.UnionType):
         for option in typing.get_args(kind):
             if (typed := _typed(value, option)) is not MISSING:

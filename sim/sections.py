@@ -1,4 +1,5 @@
-"""The tables of a scenario that are not hardware: software costs, queues, regions, work, faults, expectations, limits.
+"""The tables of a scenario that are not hardware: software costs, queues, regions, work, faults,
+expectations, limits.
 
 Hardware sections (`[pcie] [memory] [nic] [wire]`) are the dataclasses of `hw.config`.
 """
@@ -49,19 +50,19 @@ class _Checked:
 class NodesConfig(_Checked):
     """[nodes]"""
 
-    count: int = number("Nodes; every two are joined by a wire of their own.", 2, 64, 2)
+    count: int = choice("Nodes, joined by one wire each way.", 2, default=2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConfig(_Checked):
     """[gpu]: what a posting and polling GPU thread costs.
 
-    One put of `gda_minimal` takes issue_ns + inline copy, then fence_gpu_ns, then store_issue_ns (the doorbell); the
-    record's store is part of issue_ns.
+    One put of `gda_minimal` takes issue_ns + inline copy, then fence_gpu_ns, then store_issue_ns
+    (the doorbell); the record's store is part of issue_ns.
     """
 
     issue_ns: float = number(
-        "Reserving a slot, building one WQE and storing it and the record; without fence and doorbell.",
+        "Building one WQE, storing it and the record; without fence and doorbell.",
         0,
         _NS,
     )
@@ -185,7 +186,9 @@ class Region(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(_Checked):
-    """[[workload]]: `count` puts of each size from one node to another. Sizes, and workloads, run one after the other."""
+    """[[workload]]: `count` puts of each size from one node to another. Sizes, and workloads, run
+    one after the other.
+    """
 
     kind: str = choice("What is done.", "put")
     scope: str = choice("Who acts as one producer.", "thread", default="thread")

@@ -27,13 +27,14 @@ def header(result: dict[str, Any]) -> str:
     """What the numbers depend on, as lines that start with #."""
     versions = " ".join(f"{name} {version}" for name, version in result["versions"].items())
     sim = result["sim"]
+    log = f"event log {sim['event_log_sha256'][:16]}"
+    speed = f"{sim['cycles_per_s']:.0f} cycles/s, {sim['messages_per_s']:.0f} messages/s"
     return "\n".join(
         [
             f"# {versions}",
-            f"# scenario {result['scenario']}, preset {result['preset']}, seed {result['seed']}, "
-            f"structure {result['structure_hash']}, timing {result['timing_hash']}",
-            f"# {sim['cycles']} cycles in {sim['wall_s']:.2f} s ({sim['cycles_per_s']:.0f} cycles/s, {sim['messages_per_s']:.0f} messages/s), "
-            f"event log {sim['event_log_sha256'][:16]}",
+            f"# scenario {result['scenario']}, preset {result['preset']}, seed {result['seed']}",
+            f"# structure {result['structure_hash']}, timing {result['timing_hash']}, {log}",
+            f"# {sim['cycles']} cycles in {sim['wall_s']:.2f} s: {speed}",
         ]
     )
 
@@ -56,7 +57,9 @@ def _us(group: dict[str, Any], key: str) -> str:
 
 
 def compare_table(result: dict[str, Any]) -> str:
-    """Per size and path: latency, rate, goodput, limiter, wrong; against the first path of the scenario, the ratio of medians."""
+    """Per size and path: latency, rate, goodput, limiter, wrong; against the first path of the
+    scenario, the ratio of medians.
+    """
     first = next(iter(result["paths"]), "")
     rows = [
         [

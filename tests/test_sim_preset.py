@@ -1,0 +1,146 @@
+"""Presets: every constant is documented, and latencies add up to what they were calibrated on."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.closed import SOCKET_NS, loom_cells, ring_to_seen
+from sim.preset import CLASSES, load_preset, preset_names
+from sim.scenario import loads
+from sim.schema import BadInput
+
+PRESET = "h200-cx7-ib200"
+UNITS = ("_ns", "_gbps", "_bytes", "_mops", "_m", "_ns_per_m", "_ns_per_16b", "gbps")
+MOST_FREE = 8
+
+SCENARIO = """
+schema = "bellwire.scenario/1"
+preset = "h200-cx7-ib200"
+paths = ["gda_minimal", "ibrc"]
+[[workload]]
+kind = "put"
+size = 8
+count = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    return loads(SCENARIO)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_constant_has_unit_source_class_range_and_note(name):
+    preset = load_preset(name)
+    assert preset.platform
+    assert sum(len(table) for table in preset.constants.values()) > 20
+    for section, table in preset.constants.items():
+        for key, constant in table.items():
+            where = f"{section}.{key}"
+            assert key.endswith(UNITS), f"{where}: no unit in its name"
+            tag = constant.source.replace(";", " ").replace(":", " ").split()[0]
+            assert tag in preset.sources, f"{where}: source {tag!r} is not in [sources]"
+            assert constant.kind in CLASSES
+            low, high = constant.range
+            assert low <= constant.value <= high, f"{where}: outside of its own range"
+            if constant.kind == "assumed":
+                assert constant.free, f"{where}: assumed, so it is a free constant"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_free_constants_are_few_and_shared_values_are_equal(name):
+    preset = load_preset(name)
+    assert len(preset.free) <= MOST_FREE, list(preset.free)
+    for group, keys in preset.free.items():
+        values = {preset.constants[k.split(".")[0]][k.split(".")[1]].value for k in keys}
+        assert len(values) == 1, f"{group} is one free constant, but has the values {values}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ("[nic.tx_ns]\nvalue = 1\n", "nic.tx_ns.source"),
+        (
+            '[nic.tx_ns]\nvalue = 1\nsource = ""\nclass = "measured"\nrange = [0, 1]\nnote = "n"\n',
+            "nic.tx_ns.source",
+        ),
+        (
+            '[nic.tx_ns]\nvalue = 1\nsource = "A"\nclass = "guess"\nrange = [0, 1]\nnote = "n"\n',
+            "nic.tx_ns.class",
+        ),
+        ('[nic.tx_ns]\nvalue = "1"\nsource = "A"\n', "nic.tx_ns.value"),
+        ("[nic.tx_us]\nvalue = 1\n", "nic.tx_us"),
+        ("[nic]\ntx_ns = 1\n", "tx_ns"),
+    ],
+)
+def test_undocumented_constant_is_refused(tmp_path, lines, key):
+    (tmp_path / "p.toml").write_text('schema = "bellwire.preset/1"\n' + lines)
+    with pytest.raises(BadInput) as error:
+        load_preset("p", tmp_path)
+    assert key in error.value.key
+
+
+def test_calibration_cells_are_met(scenario):
+    cells = loom_cells(scenario)
+    assert cells["post_to_seen_inline"] == pytest.approx(2670, rel=0.01)
+    assert cells["wqe_fetch"] == pytest.approx(1020, rel=0.05)
+    assert cells["payload_read_host"] == pytest.approx(930, rel=0.06)
+    assert cells["payload_read_gpu"] == pytest.approx(1450, rel=0.01)
+    assert cells["gpu_load_host"] == pytest.approx(700, rel=0.01)
+
+
+def test_doorbell_to_cqe_without_switch_adds_up_from_the_constants(scenario):
+    """The 2.67 us cell, written out; serialisation apart it is this sum."""
+    constants = load_preset(PRESET).constants
+    pcie, nic, memory = (
+        {key: c.value for key, c in constants[t].items()} for t in ("pcie", "nic", "memory")
+    )
+    crossing = pcie["nic_ns"] + SOCKET_NS + pcie["host_ns"]
+    stages = (
+        nic["doorbell_ns"] + nic["wqe_ns"] + 2 * nic["tx_ns"] + 2 * nic["rx_ns"] + nic["cqe_ns"]
+    )
+    cables = 2 * 2 * constants["wire"]["cable_ns_per_m"].value
+    total = 2 * crossing + stages + cables
+    total += memory["host_commit_ns"] + constants["cpu"]["poll_ns"].value
+    assert total == pytest.approx(2670, abs=15)
+    assert loom_cells(scenario)["post_to_seen_inline"] == pytest.approx(total, abs=15)
+
+
+def test_reads_add_up_from_the_constants():
+    constants = load_preset(PRESET).constants
+    g, r, n = (constants["pcie"][f"{device}_ns"].value for device in ("gpu", "host", "nic"))
+    gpu_read, host_read = (constants["memory"][f"{m}_read_ns"].value for m in ("gpu", "host"))
+    assert 2 * (g + r) + host_read == pytest.approx(700, abs=5)
+    assert 2 * (n + SOCKET_NS + r) + host_read == pytest.approx((1020 + 930) / 2, abs=5)
+    assert 2 * (n + SOCKET_NS + r) + 2 * (r + g) + gpu_read == pytest.approx(1450, abs=5)
+
+
+def test_software_constants_add_up_to_the_published_issue_times():
+    gpu = {key: c.value for key, c in load_preset(PRESET).constants["gpu"].items()}
+    assert gpu["issue_ns"] + gpu["store_issue_ns"] == pytest.approx(190)
+    assert gpu["issue_ns"] + gpu["fence_gpu_ns"] + gpu["store_issue_ns"] == pytest.approx(700)
+    proxy = {key: c.value for key, c in load_preset(PRESET).constants["proxy"].items()}
+    assert 1000 / proxy["service_cold_ns"] == pytest.approx(1.9, rel=0.01)
+    assert 1000 / proxy["service_warm_ns"] == pytest.approx(3.8, rel=0.01)
+
+
+def test_ring_to_seen_is_the_prediction_that_the_docs_state(scenario):
+    """A prediction, not a fit: 33 % above the published 3.30 us, for the causes in the docs."""
+    segments = dict(ring_to_seen(scenario))
+    assert sum(segments.values()) == pytest.approx(4396, abs=2)
+    assert segments["fetched"] == pytest.approx(1063, abs=1)
+
+
+def test_adding_to_a_constant_moves_only_its_segments(scenario):
+    before = dict(ring_to_seen(scenario))
+    for field, segments in (
+        ("doorbell_ns", {"ring_seen": 100}),
+        ("wqe_ns", {"payload": 100}),
+        ("tx_ns", {"tx_first": 100, "ack_rx": 100}),
+        ("rx_ns", {"ack_rx": 200}),
+        ("cqe_ns", {"cqe_issued": 100}),
+    ):
+        nic = replace(scenario.nic, **{field: getattr(scenario.nic, field) + 100})
+        after = dict(ring_to_seen(replace(scenario, nic=nic)))
+        moved = {name: after[name] - before[name] for name in before if after[name] != before[name]}
+        assert moved == pytest.approx(segments)
