@@ -169,7 +169,7 @@ def consumer_vectors():
 
 
 @pytest.mark.skipif(not VECTORS.exists(), reason="the vectors are not here")
-@pytest.mark.parametrize("raw, fields", consumer_vectors() if VECTORS.exists() else [])
+@pytest.mark.parametrize("raw, fields", list(consumer_vectors()) if VECTORS.exists() else [])
 def test_cqe_is_what_rdma_core_reads(raw, fields):
     failed = raw[63] >> 4 == CqeOpcode.REQ_ERR.value
     got, _ = rtl_cqes({0: {**RING, "qpn": fields["qpn"]}}, [

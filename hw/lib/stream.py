@@ -11,10 +11,10 @@ from amaranth.lib.wiring import In, Out
 __all__ = ["Queue", "connect", "same_shape", "skid"]
 
 
-def _layout(shape):
-    """The layout behind a struct or layout; None for a scalar or an enumeration."""
+def _fields(shape):
+    """(key, field) of a struct or layout; None for a scalar or an enumeration."""
     try:
-        return data.Layout.cast(shape)
+        return list(data.Layout.cast(shape))
     except TypeError:
         return None
 
@@ -23,9 +23,12 @@ def same_shape(left, right):
     """Whether two stream payloads have the same layout, not only the same width."""
     if left is right:
         return True
-    layouts = _layout(left), _layout(right)
-    if layouts != (None, None):
-        return layouts[0] == layouts[1]
+    left_fields, right_fields = _fields(left), _fields(right)
+    if left_fields is not None and right_fields is not None:
+        # Amaranth takes nested fields of equal width for equal.
+        return len(left_fields) == len(right_fields) and all(
+            (key, field.offset) == (other_key, other.offset) and same_shape(field.shape, other.shape)
+            for (key, field), (other_key, other) in zip(left_fields, right_fields, strict=True))
     if isinstance(left, ShapeCastable) or isinstance(right, ShapeCastable):
         return left == right
     return Shape.cast(left) == Shape.cast(right)
