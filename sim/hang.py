@@ -32,7 +32,16 @@ def hang_report(log, messages, connections, status=None):
     """
     joins = Joins(log, columns(messages), connections)
     software = {(queue.node, queue.qp): queue for queue in status.queues} if status else {}
-    places = sorted({*software, *zip(joins.messages["node"][joins.posted].tolist(), joins.qp[joins.posted].tolist(), strict=True)})
+    places = sorted(
+        {
+            *software,
+            *zip(
+                joins.messages["node"][joins.posted].tolist(),
+                joins.qp[joins.posted].tolist(),
+                strict=True,
+            ),
+        }
+    )
     far = {(node, qp): (peer, peer_qp) for node, qp, peer, peer_qp in connections}
     streams = _Streams(joins)
     queues = []
@@ -41,15 +50,23 @@ def hang_report(log, messages, connections, status=None):
         if queue["waits"]:
             queues.append(queue)
     # The most complete picture first: the queue with most posted and not completed.
-    queues.sort(key=lambda queue: (queue["completed"] - queue["posted"], queue["node"], queue["qp"]))
+    queues.sort(
+        key=lambda queue: (queue["completed"] - queue["posted"], queue["node"], queue["qp"])
+    )
     unposted = int(np.count_nonzero(~joins.posted))
     waits = [f"node {queue['node']} qp {queue['qp']}: {queue['waits']}" for queue in queues]
     if unposted:
         waits.append(f"{unposted} messages were never posted: their software waits")
     if not waits:
-        waits.append("every posted WQE is complete: software waits for something that nobody will write")
-    return {"queues": queues, "waits": waits, "agents": list(status.waiting) if status else [],
-            "last_events": log.decode(range(max(len(log) - LAST_EVENTS, 0), len(log)))}
+        waits.append(
+            "every posted WQE is complete: software waits for something that nobody will write"
+        )
+    return {
+        "queues": queues,
+        "waits": waits,
+        "agents": list(status.waiting) if status else [],
+        "last_events": log.decode(range(max(len(log) - LAST_EVENTS, 0), len(log))),
+    }
 
 
 class _Streams:
@@ -84,36 +101,55 @@ def _queue(streams, node, qp, far, software):
     fetched, retired = _top(streams.fetched, key), _top(streams.retired, key)
     requested = _top(streams.requested, key)
     written = int(joins.index[mine].max()) + 1 if np.any(mine) else first
-    queue = {"node": node, "qp": qp,
-             "posted": software.posted if software else max(written, rung or first),
-             "rung": first if rung is None else rung,
-             "fetched": first if fetched is None else fetched,
-             "acked": first if retired is None else retired,
-             "completed": software.completed if software else (first if retired is None else retired)}
+    queue = {
+        "node": node,
+        "qp": qp,
+        "posted": software.posted if software else max(written, rung or first),
+        "rung": first if rung is None else rung,
+        "fetched": first if fetched is None else fetched,
+        "acked": first if retired is None else retired,
+        "completed": software.completed if software else (first if retired is None else retired),
+    }
     queue["waits"] = _why(streams, queue, key, far, software, requested)
     return queue
 
 
 def _why(streams, queue, key, far, software, requested):
     """Who waits for whom, from the back of the pipe; empty if all is done."""
-    posted, rung, fetched, acked, completed = (queue[name] for name in ("posted", "rung", "fetched", "acked", "completed"))
+    posted, rung, fetched, acked, completed = (
+        queue[name] for name in ("posted", "rung", "fetched", "acked", "completed")
+    )
     reasons = []
     if completed < acked:
-        reasons.append(f"blocks up to {acked} are retired, software has seen completions up to {completed}: "
-                       "it waits for a CQE, or does not look")
+        reasons.append(
+            f"blocks up to {acked} are retired, software has seen completions up to {completed}: "
+            "it waits for a CQE, or does not look"
+        )
     if acked < fetched:
         reasons.append(_on_the_wire(streams, queue, key, far))
     if fetched < rung:
         asked = requested is not None and requested > fetched
-        reasons.append(f"rung up to {rung}, fetched up to {fetched}: "
-                       + (f"reads of WQEs up to {requested} are unanswered" if asked else "the work-queue engine does not fetch"))
+        reasons.append(
+            f"rung up to {rung}, fetched up to {fetched}: "
+            + (
+                f"reads of WQEs up to {requested} are unanswered"
+                if asked
+                else "the work-queue engine does not fetch"
+            )
+        )
     if rung < posted:
         told = software is not None and software.rung > rung
-        dropped = _drops(streams, queue["node"], queue["qp"],
-                         (DropReason.DOORBELL_STALE, DropReason.DOORBELL_UNKNOWN_QP, DropReason.DOORBELL_OFFSET))
-        reasons.append(f"posted up to {posted}, the NIC knows of {rung}: "
-                       + ("a doorbell is on its way or lost" if told else "no doorbell was rung for them")
-                       + (f" ({dropped})" if dropped else ""))
+        dropped = _drops(
+            streams,
+            queue["node"],
+            queue["qp"],
+            (DropReason.DOORBELL_STALE, DropReason.DOORBELL_UNKNOWN_QP, DropReason.DOORBELL_OFFSET),
+        )
+        reasons.append(
+            f"posted up to {posted}, the NIC knows of {rung}: "
+            + ("a doorbell is on its way or lost" if told else "no doorbell was rung for them")
+            + (f" ({dropped})" if dropped else "")
+        )
     return "; ".join(reasons)
 
 
@@ -123,30 +159,58 @@ def _on_the_wire(streams, queue, key, far):
     waiting = queue["fetched"] - queue["acked"]
     sent = streams.sent["group"] == key
     if not np.any(sent):
-        return f"{waiting} blocks fetched, no packet sent: the requester or the payload reads do not move" + _lost(
-            streams, node, far, requests=True)
+        return (
+            f"{waiting} blocks fetched, no packet sent: the requester or the payload reads do not move"
+            + _lost(streams, node, far, requests=True)
+        )
     psn = int(streams.sent["psn"][sent][-1])
     acks = streams.acks["group"] == key
-    answer = f"last ACK processed is for PSN {int(streams.acks['psn'][acks][-1])}" if np.any(acks) else "no ACK processed"
+    answer = (
+        f"last ACK processed is for PSN {int(streams.acks['psn'][acks][-1])}"
+        if np.any(acks)
+        else "no ACK processed"
+    )
     text = f"{waiting} blocks on the wire up to PSN {psn}, {answer}"
     if far is None:
         return text
     peer, peer_qp = far
-    arrived = (streams.received["node"] == peer) & (streams.received["qp"] == peer_qp) & np.isin(streams.received["opcode"], REQUEST_OPCODES)
+    arrived = (
+        (streams.received["node"] == peer)
+        & (streams.received["qp"] == peer_qp)
+        & np.isin(streams.received["opcode"], REQUEST_OPCODES)
+    )
     if not np.any(arrived):
-        return text + f"; none of its packets arrived at node {peer}" + _lost(streams, node, far, requests=True)
-    last, cycle = int(streams.received["psn"][arrived][-1]), int(streams.received["cycle"][arrived][-1])
+        return (
+            text
+            + f"; none of its packets arrived at node {peer}"
+            + _lost(streams, node, far, requests=True)
+        )
+    last, cycle = (
+        int(streams.received["psn"][arrived][-1]),
+        int(streams.received["cycle"][arrived][-1]),
+    )
     text += f"; node {peer} received up to PSN {last} (cycle {cycle})"
     answered = (streams.transmitted["node"] == peer) & (streams.transmitted["opcode"] == _ACK)
     answered &= (streams.transmitted["dest"] == node) & (streams.transmitted["dest_qp"] == qp)
     if np.any(answered):
-        text += (f" and sent its last ACK for PSN {int(streams.transmitted['psn'][answered][-1])} in cycle "
-                 f"{int(streams.transmitted['cycle'][answered][-1])}")
+        text += (
+            f" and sent its last ACK for PSN {int(streams.transmitted['psn'][answered][-1])} in cycle "
+            f"{int(streams.transmitted['cycle'][answered][-1])}"
+        )
     else:
         text += " and no ACK of it left"
-    refused = _drops(streams, peer, peer_qp, (DropReason.PACKET_PSN, DropReason.PACKET_UNKNOWN_QP, DropReason.PACKET_OPCODE))
-    return text + _lost(streams, node, far, requests=True) + _lost(streams, node, far, requests=False, qp=qp) + (
-        f"; refused: {refused}" if refused else "")
+    refused = _drops(
+        streams,
+        peer,
+        peer_qp,
+        (DropReason.PACKET_PSN, DropReason.PACKET_UNKNOWN_QP, DropReason.PACKET_OPCODE),
+    )
+    return (
+        text
+        + _lost(streams, node, far, requests=True)
+        + _lost(streams, node, far, requests=False, qp=qp)
+        + (f"; refused: {refused}" if refused else "")
+    )
 
 
 def _lost(streams, node, far, *, requests, qp=None):
@@ -155,19 +219,27 @@ def _lost(streams, node, far, *, requests, qp=None):
         return ""
     drops, (peer, peer_qp) = streams.drops, far
     mask = drops["reason"] == DropReason.WIRE_FAULT.value
-    is_ack = (drops["info"] >> 8 & 0xff) == _ACK
-    mask &= (drops["node"] == node) & (drops["qp"] == peer_qp) & ~is_ack if requests else (
-        drops["node"] == peer) & (drops["qp"] == qp) & is_ack
+    is_ack = (drops["info"] >> 8 & 0xFF) == _ACK
+    mask &= (
+        (drops["node"] == node) & (drops["qp"] == peer_qp) & ~is_ack
+        if requests
+        else (drops["node"] == peer) & (drops["qp"] == qp) & is_ack
+    )
     if not np.any(mask):
         return ""
     what, whose = ("packets", node) if requests else ("ACKs", peer)
-    return (f"; {np.count_nonzero(mask)} {what} of node {whose} dropped by a wire fault, the last in cycle "
-            f"{int(drops['cycle'][mask][-1])}")
+    return (
+        f"; {np.count_nonzero(mask)} {what} of node {whose} dropped by a wire fault, the last in cycle "
+        f"{int(drops['cycle'][mask][-1])}"
+    )
 
 
 def _drops(streams, node, qp, reasons):
     """Counts of some drops at a node for a QP, in words."""
     drops = streams.drops
     here = (drops["node"] == node) & (drops["qp"] == qp)
-    counts = {reason.name.lower(): int(np.count_nonzero(here & (drops["reason"] == reason.value))) for reason in reasons}
+    counts = {
+        reason.name.lower(): int(np.count_nonzero(here & (drops["reason"] == reason.value)))
+        for reason in reasons
+    }
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)

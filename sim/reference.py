@@ -48,7 +48,9 @@ def expected(before, messages, order=None, finished=None):
         place = slice(message.remote_offset, message.remote_offset + message.size)
         done = finished is None or finished[position]
         if done:
-            after[target][place] = after[message.node, message.region][message.offset:message.offset + message.size]
+            after[target][place] = after[message.node, message.region][
+                message.offset : message.offset + message.size
+            ]
         owner[target][place] = position if done else -2
     return after, owner
 
@@ -64,11 +66,15 @@ def check(plan, seed, memory, records):
     A message whose bytes must be there is one that landed, was acknowledged, or was seen complete.
     """
     messages = {
-        "message": [m.number for m in plan.messages], "node": [m.node for m in plan.messages],
-        "peer": [m.peer for m in plan.messages], "size": [m.size for m in plan.messages],
+        "message": [m.number for m in plan.messages],
+        "node": [m.node for m in plan.messages],
+        "peer": [m.peer for m in plan.messages],
+        "size": [m.size for m in plan.messages],
         "signaled": [m.signaled for m in plan.messages],
         # The log says where software put the WQE.
-        "qp": [ABSENT] * len(plan.messages), "wqe_index": [ABSENT] * len(plan.messages)}
+        "qp": [ABSENT] * len(plan.messages),
+        "wqe_index": [ABSENT] * len(plan.messages),
+    }
     table = timeline(Events(records), messages, connections_of(plan))
     finished = (table["landed"] >= 0) | (table["ack_rx"] >= 0) | (table["seen"] >= 0)
     return compare(plan, seed, memory, table["landed"], finished)
@@ -103,8 +109,10 @@ def compare(plan, seed, memory, landed=None, finished=None):
             runs, numbers = _runs(bad, owner[key], plan.messages)
             wrong |= numbers
             total += len(runs)
-            differences += [_difference(region, first, start, stop, after[key], found, number)
-                            for start, stop, number in runs[:_MOST - len(differences)]]
+            differences += [
+                _difference(region, first, start, stop, after[key], found, number)
+                for start, stop, number in runs[: _MOST - len(differences)]
+            ]
     for region in plan.regions:
         for first, end in _outside(region, plan.regions):
             found = memory(region.node, region.memory)[first:end]
@@ -112,17 +120,27 @@ def compare(plan, seed, memory, landed=None, finished=None):
             zeros = np.zeros(len(found), np.uint8)
             runs, _ = _runs(found != 0, np.full(len(found), -1, np.int32), plan.messages)
             total += len(runs)
-            differences += [_difference(region, first, start, stop, zeros, found, -1)
-                            for start, stop, _ in runs[:_MOST - len(differences)]]
-    return MemoryCheck(payload_bytes=payload, guard_bytes=guard, differences=tuple(differences), total=total,
-                       wrong=tuple(sorted(wrong)))
+            differences += [
+                _difference(region, first, start, stop, zeros, found, -1)
+                for start, stop, _ in runs[: _MOST - len(differences)]
+            ]
+    return MemoryCheck(
+        payload_bytes=payload,
+        guard_bytes=guard,
+        differences=tuple(differences),
+        total=total,
+        wrong=tuple(sorted(wrong)),
+    )
 
 
 def _outside(region, regions):
     """Pieces of the guards around a region that lie in no other region of that memory."""
     start, end = region_bytes(region)
-    others = [region_bytes(other) for other in regions
-              if (other.node, other.memory) == (region.node, region.memory) and other is not region]
+    others = [
+        region_bytes(other)
+        for other in regions
+        if (other.node, other.memory) == (region.node, region.memory) and other is not region
+    ]
     low = max([start - GUARD_BYTES, addresses.DATA, *(stop for _, stop in others if stop <= start)])
     high = min([end + GUARD_BYTES, *(first for first, _ in others if first >= end)])
     return [piece for piece in ((low, start), (end, high)) if piece[0] < piece[1]]
@@ -137,12 +155,25 @@ def _runs(bad, owner, messages):
     breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(owners) != 0)) + 1
     starts = np.concatenate(([0], breaks))
     stops = np.concatenate((breaks, [len(places)])) - 1
-    runs = [(int(places[start]), int(places[stop]) + 1, messages[owners[start]].number if owners[start] >= 0 else -1)
-            for start, stop in zip(starts, stops, strict=True)]
+    runs = [
+        (
+            int(places[start]),
+            int(places[stop]) + 1,
+            messages[owners[start]].number if owners[start] >= 0 else -1,
+        )
+        for start, stop in zip(starts, stops, strict=True)
+    ]
     return runs, {number for _, _, number in runs if number >= 0}
 
 
 def _difference(region, first, start, stop, right, found, number):
     shown = slice(start, min(stop, start + 16))
-    return Difference(node=region.node, memory=region.memory, address=first + start, count=stop - start,
-                      expected=right[shown].tobytes().hex(), found=found[shown].tobytes().hex(), message=number)
+    return Difference(
+        node=region.node,
+        memory=region.memory,
+        address=first + start,
+        count=stop - start,
+        expected=right[shown].tobytes().hex(),
+        found=found[shown].tobytes().hex(),
+        message=number,
+    )

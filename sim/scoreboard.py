@@ -28,7 +28,7 @@ from hw.formats.tlp import MarkKind, Port, TlpClass
 from . import addresses
 from .hang import hang_report
 from .names import COUNTERS, DIRECTIONS, LINKS
-from .timeline import ABSENT, Joins, columns, connections_of, group, join
+from .timeline import ABSENT, Joins, columns, connections_of, join
 
 __all__ = ["MOST", "Rules", "Verdict", "judge"]
 
@@ -36,7 +36,10 @@ __all__ = ["MOST", "Rules", "Verdict", "judge"]
 MOST = 20
 
 #: Names of the statuses that a retirement can carry.
-STATUS_NAMES = {OpStatus.SUCCESS.value: "SUCCESS", OpStatus.LOCAL_QP_OPERATION.value: "LOC_QP_OP_ERR"}
+STATUS_NAMES = {
+    OpStatus.SUCCESS.value: "SUCCESS",
+    OpStatus.LOCAL_QP_OPERATION.value: "LOC_QP_OP_ERR",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +61,22 @@ class Rules:
         """Rules of a scenario."""
         pcie, plan = scenario.pcie, scenario.plan
         rates = {Port.HOST: pcie.host_gbps, Port.GPU: pcie.gpu_gbps, Port.NIC: pcie.nic_gbps}
-        bases = {(region.node, region.name): addresses.DATA + region.offset for region in plan.regions}
+        bases = {
+            (region.node, region.name): addresses.DATA + region.offset for region in plan.regions
+        }
         return cls(
-            connections=tuple(connections_of(plan)), depth=scenario.queues.sq_depth,
-            link_intervals={2 * port.value + way: byte_interval(rate) for port, rate in rates.items() for way in (0, 1)},
+            connections=tuple(connections_of(plan)),
+            depth=scenario.queues.sq_depth,
+            link_intervals={
+                2 * port.value + way: byte_interval(rate)
+                for port, rate in rates.items()
+                for way in (0, 1)
+            },
             wire_interval=byte_interval(scenario.wire.gbps),
-            targets={m.number: bases[m.peer, m.remote_region] + m.remote_offset for m in plan.messages})
+            targets={
+                m.number: bases[m.peer, m.remote_region] + m.remote_offset for m in plan.messages
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +126,13 @@ def judge(scenario, path, log, table, messages, memory, status):
     if status.ended == "hang":
         hang = hang_report(log, columns(rows), rules.connections, status)
         court.accuse("hang", status.reason, cycle=status.cycles, **_first_queue(hang))
-    return Verdict(violations=court.told(), statuses=_statuses(log), counters=_counters(log),
-                   links=_links(log, rules), hang=hang)
+    return Verdict(
+        violations=court.told(),
+        statuses=_statuses(log),
+        counters=_counters(log),
+        links=_links(log, rules),
+        hang=hang,
+    )
 
 
 def _first_queue(hang):
@@ -131,7 +149,11 @@ def _level(groups, cycles, values, at_groups, at_cycles):
     highest = np.maximum.accumulate(join(ordered, values[order]))
     place = np.searchsorted(join(ordered, cycles[order]), join(at_groups, at_cycles), "right") - 1
     inside = np.maximum(place, 0)
-    return np.where((place >= 0) & (ordered[inside] == at_groups), highest[inside] - join(at_groups, np.int64(0)), nothing)
+    return np.where(
+        (place >= 0) & (ordered[inside] == at_groups),
+        highest[inside] - join(at_groups, np.int64(0)),
+        nothing,
+    )
 
 
 class _Court:
@@ -154,33 +176,53 @@ class _Court:
         for kind, found in self._found.items():
             told += found[:MOST]
             if len(found) > MOST:
-                told.append({"kind": kind, "text": f"{len(found) - MOST} more", "count": len(found) - MOST})
+                told.append(
+                    {"kind": kind, "text": f"{len(found) - MOST} more", "count": len(found) - MOST}
+                )
         return told
 
     def _of(self, row):
         """What identifies the message of a row."""
-        return {"node": int(self._messages["node"][row]), "qp": int(self._joins.qp[row]),
-                "message": int(self._messages["message"][row]), "wqe_index": int(self._joins.wqe_index[row]) & 0xffff}
+        return {
+            "node": int(self._messages["node"][row]),
+            "qp": int(self._joins.qp[row]),
+            "message": int(self._messages["message"][row]),
+            "wqe_index": int(self._joins.wqe_index[row]) & 0xFFFF,
+        }
 
     def memory(self, check):
         """Bytes, as the bench compared them."""
         for difference in check.differences:
-            found = {"address": difference.address, "count": difference.count, "expected": difference.expected,
-                     "found": difference.found, "memory": difference.memory}
+            found = {
+                "address": difference.address,
+                "count": difference.count,
+                "expected": difference.expected,
+                "found": difference.found,
+                "memory": difference.memory,
+            }
             bytes_ = f"{difference.count} B from {difference.memory}:{difference.address:#x} of node {difference.node}"
             values = f"expected {difference.expected}, found {difference.found}"
             row = self._rows.get(difference.message, ABSENT)
             if row < 0:
-                self.accuse("guard_overwritten", f"{bytes_}: {values}", node=difference.node, **found)
+                self.accuse(
+                    "guard_overwritten", f"{bytes_}: {values}", node=difference.node, **found
+                )
                 continue
             landed = int(self._table["landed"][row])
-            offset = difference.address - self._rules.targets.get(difference.message, difference.address)
+            offset = difference.address - self._rules.targets.get(
+                difference.message, difference.address
+            )
             message = self._of(row)
-            self.accuse("wrong_data",
-                        f"message {message['message']} (node {message['node']}, QP {message['qp']}, WQE {message['wqe_index']}) "
-                        f"from its byte {offset}, {bytes_}: {values}; "
-                        + (f"landed in cycle {landed}" if landed >= 0 else "nothing of it landed"),
-                        **message, offset=offset, **({"cycle": landed} if landed >= 0 else {}), **found)
+            self.accuse(
+                "wrong_data",
+                f"message {message['message']} (node {message['node']}, QP {message['qp']}, WQE {message['wqe_index']}) "
+                f"from its byte {offset}, {bytes_}: {values}; "
+                + (f"landed in cycle {landed}" if landed >= 0 else "nothing of it landed"),
+                **message,
+                offset=offset,
+                **({"cycle": landed} if landed >= 0 else {}),
+                **found,
+            )
         if check.total > len(check.differences):
             kind = "wrong_data" if check.wrong else "guard_overwritten"
             self.accuse(kind, f"{check.total - len(check.differences)} more runs of wrong bytes")
@@ -189,8 +231,14 @@ class _Court:
         """Events of no posted WQE."""
         number = self._joins.message_at(events["group"], events["index"])
         for row in np.flatnonzero(number < 0).tolist():
-            self.accuse(kind, text.format(events["index"][row] & 0xffff), cycle=int(events["cycle"][row]),
-                        node=int(events["node"][row]), qp=int(events["group"][row]) & 0xfff, wqe_index=int(events["index"][row]) & 0xffff)
+            self.accuse(
+                kind,
+                text.format(events["index"][row] & 0xFFFF),
+                cycle=int(events["cycle"][row]),
+                node=int(events["node"][row]),
+                qp=int(events["group"][row]) & 0xFFF,
+                wqe_index=int(events["index"][row]) & 0xFFFF,
+            )
 
     def _times(self, events):
         """How often each message's WQE occurs, and when last."""
@@ -211,69 +259,129 @@ class _Court:
         count, when = self._times(events)
         self._retired = count > 0
         for row in np.flatnonzero(count > 1).tolist():
-            self.accuse("retired_twice", f"retired {count[row]} times", cycle=int(when[row]), **self._of(row))
+            self.accuse(
+                "retired_twice",
+                f"retired {count[row]} times",
+                cycle=int(when[row]),
+                **self._of(row),
+            )
         if done:
             for row in np.flatnonzero(self._joins.posted & (count == 0)).tolist():
                 self.accuse("never_retired", "posted and never retired", **self._of(row))
         self._stray(events, "retired_unposted", "WQE {} was retired, but never posted")
         for row in np.flatnonzero(events["status"] != OpStatus.SUCCESS.value).tolist():
             status = int(events["status"][row])
-            self.accuse("completion_status", f"retired with status {STATUS_NAMES.get(status, status)}", cycle=int(events["cycle"][row]),
-                        node=int(events["node"][row]), qp=int(events["qp"][row]), wqe_index=int(events["wqe_index"][row]))
+            self.accuse(
+                "completion_status",
+                f"retired with status {STATUS_NAMES.get(status, status)}",
+                cycle=int(events["cycle"][row]),
+                node=int(events["node"][row]),
+                qp=int(events["qp"][row]),
+                wqe_index=int(events["wqe_index"][row]),
+            )
 
     def completions(self, done):
         """One CQE for each signalled WQE, and none else; and software saw it."""
-        events = self._joins.of(EventKind.COMMIT, lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
-                                "mark_qp", "mark_index")
+        events = self._joins.of(
+            EventKind.COMMIT,
+            lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
+            "mark_qp",
+            "mark_index",
+        )
         count, when = self._times(events)
         signaled = self._messages["signaled"] != 0
         for row in np.flatnonzero(signaled & self._retired & (count == 0)).tolist():
-            self.accuse("completion_lost", "retired and signalled, but no CQE was written", **self._of(row))
+            self.accuse(
+                "completion_lost", "retired and signalled, but no CQE was written", **self._of(row)
+            )
         for row in np.flatnonzero(count > signaled).tolist():
             text = f"{count[row]} CQEs" + ("" if signaled[row] else ", and it was not signalled")
             self.accuse("completion_twice", text, cycle=int(when[row]), **self._of(row))
         self._stray(events, "completion_twice", "a CQE of WQE {}, which was never posted")
         if done:
             for row in np.flatnonzero(signaled & (count == 1) & (self._table["seen"] < 0)).tolist():
-                self.accuse("completion_lost", "its CQE was written, but never seen", cycle=int(when[row]), **self._of(row))
+                self.accuse(
+                    "completion_lost",
+                    "its CQE was written, but never seen",
+                    cycle=int(when[row]),
+                    **self._of(row),
+                )
 
     def indices(self):
         """Written >= rung >= fetched >= retired, and rung at most the depth beyond retired."""
         joins, depth = self._joins, self._rules.depth
         written = self._log.of(EventKind.WQE_WRITTEN)
-        row = np.array([self._rows.get(number, ABSENT) for number in written["message"].tolist()], np.int64)
+        row = np.array(
+            [self._rows.get(number, ABSENT) for number in written["message"].tolist()], np.int64
+        )
         known = row >= 0
-        written_groups, written_ends, written_cycles = joins.groups[row[known]], self._ends[row[known]], written["cycle"][known]
+        written_groups, written_ends, written_cycles = (
+            joins.groups[row[known]],
+            self._ends[row[known]],
+            written["cycle"][known],
+        )
         retired = joins.of(EventKind.RETIRED)
         retired_ends = retired["index"] + retired["blocks"]
-        start = {int(g): int(joins.index[(joins.groups == g) & joins.posted].min()) for g in np.unique(joins.groups[joins.posted])}
+        start = {
+            int(g): int(joins.index[(joins.groups == g) & joins.posted].min())
+            for g in np.unique(joins.groups[joins.posted])
+        }
 
         rings = joins.of(EventKind.RING_SEEN, index="producer")
         most = _level(written_groups, written_cycles, written_ends, rings["group"], rings["cycle"])
-        self._beyond(rings, rings["index"] > most, "rung up to {}, but software had written up to {}", rings["index"], most)
+        self._beyond(
+            rings,
+            rings["index"] > most,
+            "rung up to {}, but software had written up to {}",
+            rings["index"],
+            most,
+        )
         base = np.array([start.get(int(g), 0) for g in rings["group"]], np.int64)
         # What retires in this very cycle was out of the queue when the ring came in, or will be at once.
-        freed = np.maximum(_level(retired["group"], retired["cycle"], retired_ends, rings["group"], rings["cycle"]), base)
+        freed = np.maximum(
+            _level(
+                retired["group"], retired["cycle"], retired_ends, rings["group"], rings["cycle"]
+            ),
+            base,
+        )
         ahead = rings["index"] - freed
-        self._beyond(rings, (ahead > depth) | (rings["index"] < base),
-                     f"rung up to {{}} with {{}} retired: not within a depth of {depth}", rings["index"], freed)
+        self._beyond(
+            rings,
+            (ahead > depth) | (rings["index"] < base),
+            f"rung up to {{}} with {{}} retired: not within a depth of {depth}",
+            rings["index"],
+            freed,
+        )
 
         fetches = joins.of(EventKind.FETCH_REQUESTED)
         ends = fetches["index"] + fetches["blocks"]
-        rung = _level(rings["group"], rings["cycle"], rings["index"], fetches["group"], fetches["cycle"])
+        rung = _level(
+            rings["group"], rings["cycle"], rings["index"], fetches["group"], fetches["cycle"]
+        )
         self._beyond(fetches, ends > rung, "fetched up to {}, rung up to {}", ends, rung)
 
         fetched = joins.of(EventKind.FETCHED)
         fetched_ends = fetched["index"] + fetched["blocks"]
-        most = _level(fetched["group"], fetched["cycle"], fetched_ends, retired["group"], retired["cycle"])
-        self._beyond(retired, retired_ends > most, "retired up to {}, fetched up to {}", retired_ends, most)
+        most = _level(
+            fetched["group"], fetched["cycle"], fetched_ends, retired["group"], retired["cycle"]
+        )
+        self._beyond(
+            retired, retired_ends > most, "retired up to {}, fetched up to {}", retired_ends, most
+        )
 
     def _beyond(self, events, bad, text, value, bound):
         for row in np.flatnonzero(bad).tolist():
             limit = int(bound[row])
-            told = text.format(int(value[row]) & 0xffff, limit & 0xffff if limit >= -1 << 32 else "nothing")
-            self.accuse("index_out_of_bounds", told, cycle=int(events["cycle"][row]), node=int(events["node"][row]),
-                        qp=int(events["group"][row]) & 0xfff)
+            told = text.format(
+                int(value[row]) & 0xFFFF, limit & 0xFFFF if limit >= -1 << 32 else "nothing"
+            )
+            self.accuse(
+                "index_out_of_bounds",
+                told,
+                cycle=int(events["cycle"][row]),
+                node=int(events["node"][row]),
+                qp=int(events["group"][row]) & 0xFFF,
+            )
 
     def rates(self):
         """No stretch of any link carries more than rate x time, plus one TLP or packet."""
@@ -281,11 +389,25 @@ class _Court:
         for link, interval in self._rules.link_intervals.items():
             for node in np.unique(sent["node"][sent["link"] == link]).tolist():
                 mask = (sent["link"] == link) & (sent["node"] == node)
-                self._rate(_link_name(link), node, sent["cycle"][mask], sent["wire"][mask], interval, "start")
+                self._rate(
+                    _link_name(link),
+                    node,
+                    sent["cycle"][mask],
+                    sent["wire"][mask],
+                    interval,
+                    "start",
+                )
         packets = self._log.of(EventKind.TX_FIRST)
         for node in np.unique(packets["node"]).tolist():
             mask = packets["node"] == node
-            self._rate("wire", node, packets["cycle"][mask], packets["wire_bytes"][mask], self._rules.wire_interval, "first beat")
+            self._rate(
+                "wire",
+                node,
+                packets["cycle"][mask],
+                packets["wire_bytes"][mask],
+                self._rules.wire_interval,
+                "first beat",
+            )
 
     def _rate(self, name, node, cycles, wire, interval, what):
         # Cycle of each start less the time that all before it take. It never falls where the rate is kept.
@@ -294,8 +416,13 @@ class _Court:
         excess = np.maximum.accumulate(spare) - spare - (wire.max(initial=0) * per_byte + 1)
         worst = int(np.argmax(excess)) if len(excess) else 0
         if len(excess) and excess[worst] > 0:
-            self.accuse("link_over_rate", f"{name} of node {node}: the {what} of item {worst} is {excess[worst]:.0f} cycles earlier "
-                        "than the rate allows", cycle=int(cycles[worst]), node=node)
+            self.accuse(
+                "link_over_rate",
+                f"{name} of node {node}: the {what} of item {worst} is {excess[worst]:.0f} cycles earlier "
+                "than the rate allows",
+                cycle=int(cycles[worst]),
+                node=node,
+            )
 
 
 def _link_name(link):
@@ -304,26 +431,40 @@ def _link_name(link):
 
 def _statuses(log):
     values, counts = np.unique(log.of(EventKind.RETIRED)["status"], return_counts=True)
-    return {STATUS_NAMES.get(value, "GENERAL_ERR"): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+    return {
+        STATUS_NAMES.get(value, "GENERAL_ERR"): count
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+    }
 
 
 def _counters(log):
     counters = dict.fromkeys(COUNTERS, 0)
-    drops, stalls, sent, packets = (log.of(kind) for kind in (EventKind.DROPPED, EventKind.STALL, EventKind.TLP_SENT, EventKind.TX_FIRST))
+    drops, stalls, sent, packets = (
+        log.of(kind)
+        for kind in (EventKind.DROPPED, EventKind.STALL, EventKind.TLP_SENT, EventKind.TX_FIRST)
+    )
     for reason in DropReason:
-        counters[f"drop_{reason.name.lower()}"] = int(np.count_nonzero(drops["reason"] == reason.value))
+        counters[f"drop_{reason.name.lower()}"] = int(
+            np.count_nonzero(drops["reason"] == reason.value)
+        )
     for cause in StallCause:
-        counters[f"stall_{cause.name.lower()}_cycles"] = int(stalls["cycles"][stalls["cause"] == cause.value].sum())
+        counters[f"stall_{cause.name.lower()}_cycles"] = int(
+            stalls["cycles"][stalls["cause"] == cause.value].sum()
+        )
     for link in range(2 * len(Port)):
         for kind in TlpClass:
             mask = (sent["link"] == link) & (sent["tlp"] == kind.value)
             counters[f"tlp_{_link_name(link)}_{kind.name.lower()}"] = int(np.count_nonzero(mask))
     acks = int(np.count_nonzero(packets["opcode"] == RoceOpcode.ACK.value))
     return counters | {
-        "packets_request": len(packets["cycle"]) - acks, "packets_ack": acks,
-        "doorbells": len(log.rows(EventKind.RING_SEEN)), "wqe_fetches": len(log.rows(EventKind.FETCH_REQUESTED)),
-        "wqes_pushed": int(log.of(EventKind.FETCHED)["pushed"].sum()), "cqes": len(log.rows(EventKind.CQE_ISSUED)),
-        "commits": len(log.rows(EventKind.COMMIT))}
+        "packets_request": len(packets["cycle"]) - acks,
+        "packets_ack": acks,
+        "doorbells": len(log.rows(EventKind.RING_SEEN)),
+        "wqe_fetches": len(log.rows(EventKind.FETCH_REQUESTED)),
+        "wqes_pushed": int(log.of(EventKind.FETCHED)["pushed"].sum()),
+        "cqes": len(log.rows(EventKind.CQE_ISSUED)),
+        "commits": len(log.rows(EventKind.COMMIT)),
+    }
 
 
 def _window(log):
@@ -340,15 +481,28 @@ def _links(log, rules):
     links = {}
     for name in LINKS:
         if name == "wire":
-            items, payload, wire, interval = packets, packets["length"], packets["wire_bytes"], rules.wire_interval
+            items, payload, wire, interval = (
+                packets,
+                packets["length"],
+                packets["wire_bytes"],
+                rules.wire_interval,
+            )
         else:
             number = next(link for link in range(2 * len(Port)) if _link_name(link) == name)
             mask = sent["link"] == number
             items = {"node": sent["node"][mask]}
-            payload, wire, interval = sent["payload"][mask], sent["wire"][mask], rules.link_intervals[number]
+            payload, wire, interval = (
+                sent["payload"][mask],
+                sent["wire"][mask],
+                rules.link_intervals[number],
+            )
         busiest = max((int(wire[items["node"] == node].sum()) for node in nodes), default=0)
         count = len(items["node"])
-        links[name] = {"tlps": 0 if name == "wire" else count, "packets": count if name == "wire" else 0,
-                       "payload_bytes": int(payload.sum()), "wire_bytes": int(wire.sum()),
-                       "utilization": busiest * interval / (1 << BYTE_FRACTION) / window}
+        links[name] = {
+            "tlps": 0 if name == "wire" else count,
+            "packets": count if name == "wire" else 0,
+            "payload_bytes": int(payload.sum()),
+            "wire_bytes": int(wire.sum()),
+            "utilization": busiest * interval / (1 << BYTE_FRACTION) / window,
+        }
     return links

@@ -27,8 +27,18 @@ from hw.formats.tlp import MarkKind
 
 from .names import LANDMARKS
 
-__all__ = ["ABSENT", "MESSAGE_FIELDS", "REQUEST_OPCODES", "columns", "connections_of", "group_stats", "latency_stats", "segments_ns", "timeline",
-           "write_csv"]
+__all__ = [
+    "ABSENT",
+    "MESSAGE_FIELDS",
+    "REQUEST_OPCODES",
+    "columns",
+    "connections_of",
+    "group_stats",
+    "latency_stats",
+    "segments_ns",
+    "timeline",
+    "write_csv",
+]
 
 #: Cycle of a landmark that did not happen; message number of nobody.
 ABSENT = -1
@@ -39,8 +49,13 @@ NS_PER_CYCLE = 1000 / CLOCK_MHZ
 REQUEST_OPCODES = tuple(opcode.value for opcode in RoceOpcode if opcode is not RoceOpcode.ACK)
 _FIRST = (RoceOpcode.WRITE_FIRST.value, RoceOpcode.WRITE_ONLY.value)
 _LAST = (RoceOpcode.WRITE_LAST.value, RoceOpcode.WRITE_ONLY.value)
-_SOFTWARE = {EventKind.ISSUE: "issue", EventKind.WQE_WRITTEN: "wqe_written", EventKind.REQUEST_WRITTEN: "request_written",
-             EventKind.PROXY_SEEN: "proxy_seen", EventKind.PROXY_POSTED: "proxy_posted"}
+_SOFTWARE = {
+    EventKind.ISSUE: "issue",
+    EventKind.WQE_WRITTEN: "wqe_written",
+    EventKind.REQUEST_WRITTEN: "request_written",
+    EventKind.PROXY_SEEN: "proxy_seen",
+    EventKind.PROXY_POSTED: "proxy_posted",
+}
 #: A composite key is a group (node and QP) above a number of this many bits.
 _BITS = 40
 
@@ -89,7 +104,11 @@ def find(keys, wanted, last=True):
         return np.full(len(wanted), ABSENT)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    place = np.searchsorted(ordered, wanted, "right") - 1 if last else np.searchsorted(ordered, wanted, "left")
+    place = (
+        np.searchsorted(ordered, wanted, "right") - 1
+        if last
+        else np.searchsorted(ordered, wanted, "left")
+    )
     place = np.clip(place, 0, len(keys) - 1)
     return np.where(ordered[place] == wanted, order[place], ABSENT)
 
@@ -102,7 +121,9 @@ def reach(groups, values, wanted_groups, wanted):
     reached = np.maximum.accumulate(join(groups, values)[order])
     place = np.searchsorted(reached, join(wanted_groups, wanted), "left")
     inside = np.minimum(place, len(groups) - 1)
-    return np.where((place < len(groups)) & (groups[order][inside] == wanted_groups), order[inside], ABSENT)
+    return np.where(
+        (place < len(groups)) & (groups[order][inside] == wanted_groups), order[inside], ABSENT
+    )
 
 
 def count_up(values):
@@ -154,14 +175,19 @@ class Joins:
         row = find(written["message"], messages["message"], last=False)
         found = row >= 0
         # The event is what happened; the message's own fields stand in where it is missing.
-        self.wqe_index = np.where(found, np.append(written["wqe_index"], 0)[row], messages["wqe_index"])
+        self.wqe_index = np.where(
+            found, np.append(written["wqe_index"], 0)[row], messages["wqe_index"]
+        )
         self.qp = np.where(found, np.append(written["qp"], 0)[row], messages["qp"])
         self.posted = self.wqe_index >= 0
         self.groups = group(messages["node"], self.qp)
         self.responders = lookup(self._near, self._far, self.groups, ABSENT)
-        order = np.argsort(np.where(found, np.append(written["cycle"], 0)[row], np.iinfo(np.int64).max), kind="stable")
+        order = np.argsort(
+            np.where(found, np.append(written["cycle"], 0)[row], np.iinfo(np.int64).max),
+            kind="stable",
+        )
         order = order[self.posted[order]]
-        raw = self.wqe_index[order] & 0xffff
+        raw = self.wqe_index[order] & 0xFFFF
         self._anchor_groups, first = np.unique(self.groups[order], return_index=True)
         self._anchors = raw[first]
         self.index = np.full(len(self.wqe_index), ABSENT)
@@ -170,7 +196,7 @@ class Joins:
     def unwrapped(self, groups, values):
         """16-bit indices of a stream of events, unwrapped near the first index that software wrote."""
         anchors = lookup(self._anchor_groups, self._anchors, groups, values)
-        return unwrap(groups, values & 0xffff, 16, anchors)
+        return unwrap(groups, values & 0xFFFF, 16, anchors)
 
     def of(self, kind, mask=None, qp="qp", index="wqe_index"):
         """Events of a kind with their `group` and unwrapped `index`."""
@@ -204,11 +230,18 @@ class Joins:
         table = dict(self.events.of(kind))
         if kind is EventKind.TX_LAST:
             first = self.events.of(EventKind.TX_FIRST)
-            row = find(join(first["node"], count_up(first["node"])), join(table["node"], count_up(table["node"])))
-            row = np.where((row >= 0) & (np.append(first["psn"], ABSENT)[row] == table["psn"]), row, ABSENT)
+            row = find(
+                join(first["node"], count_up(first["node"])),
+                join(table["node"], count_up(table["node"])),
+            )
+            row = np.where(
+                (row >= 0) & (np.append(first["psn"], ABSENT)[row] == table["psn"]), row, ABSENT
+            )
             table["dest"] = np.where(row >= 0, np.append(first["dest"], 0)[row], ABSENT)
         table = pick(table, np.isin(table["opcode"], opcodes))
-        table["group"] = lookup(self._far, self._near, group(table["dest"], table["dest_qp"]), ABSENT)
+        table["group"] = lookup(
+            self._far, self._near, group(table["dest"], table["dest_qp"]), ABSENT
+        )
         table["index"] = self.unwrapped(table["group"], table["wqe_index"])
         return table
 
@@ -223,8 +256,13 @@ class Joins:
         table["unwrapped"] = self.psn(table["group"], table["psn"], near, starts)
         table = pick(table, np.isin(table["opcode"], _LAST))
         row = self.own(table)
-        return {"last": at(table, row), "psn": np.where(row >= 0, np.append(table["unwrapped"], 0)[row], ABSENT),
-                "near": near, "far": lookup(self._near, self._far, near, ABSENT), "starts": starts}
+        return {
+            "last": at(table, row),
+            "psn": np.where(row >= 0, np.append(table["unwrapped"], 0)[row], ABSENT),
+            "near": near,
+            "far": lookup(self._near, self._far, near, ABSENT),
+            "starts": starts,
+        }
 
     def psn(self, groups, values, known, starts):
         """24-bit PSNs of a stream of events, unwrapped near where the QP's PSNs start."""
@@ -253,7 +291,14 @@ def _landmarks(joins):
     if len(ring["cycle"]):
         late = (row < 0) & (marks["ring_seen"] >= 0)
         order = np.argsort(ring_groups, kind="stable")
-        place = np.searchsorted(join(ring_groups, ring["cycle"])[order], join(joins.groups, marks["ring_seen"]), "right") - 1
+        place = (
+            np.searchsorted(
+                join(ring_groups, ring["cycle"])[order],
+                join(joins.groups, marks["ring_seen"]),
+                "right",
+            )
+            - 1
+        )
         before = order[np.maximum(place, 0)]
         row = np.where(late & (place >= 0) & (ring_groups[before] == joins.groups), before, row)
     marks["ring"] = at(ring, row)
@@ -262,7 +307,12 @@ def _landmarks(joins):
     fetch = joins.of(EventKind.FETCH_REQUESTED)
     order = np.argsort(join(fetch["group"], fetch["index"]), kind="stable")
     fetch = pick(fetch, order)
-    place = np.searchsorted(join(fetch["group"], fetch["index"]), join(joins.groups, joins.index), "right") - 1
+    place = (
+        np.searchsorted(
+            join(fetch["group"], fetch["index"]), join(joins.groups, joins.index), "right"
+        )
+        - 1
+    )
     inside = np.maximum(place, 0)
     if len(fetch["cycle"]):
         holds = (place >= 0) & joins.posted & (fetch["group"][inside] == joins.groups)
@@ -274,8 +324,11 @@ def _landmarks(joins):
     start = np.where(holds, np.append(fetch["index"], 0)[row], joins.index)
     fetched_by = np.where(holds, joins.message_at(joins.groups, start), ABSENT)
 
-    for kind, name in ((EventKind.FETCHED, "fetched"), (EventKind.PAYLOAD_REQUESTED, "payload_req"),
-                       (EventKind.PAYLOAD_ARRIVED, "payload")):
+    for kind, name in (
+        (EventKind.FETCHED, "fetched"),
+        (EventKind.PAYLOAD_REQUESTED, "payload_req"),
+        (EventKind.PAYLOAD_ARRIVED, "payload"),
+    ):
         table = joins.of(kind)
         marks[name] = at(table, joins.own(table))
     table = joins.sent(EventKind.TX_FIRST, _FIRST)
@@ -286,29 +339,53 @@ def _landmarks(joins):
     sent = packets["psn"] >= 0
     wanted = join(joins.responders, packets["psn"])
 
-    table = joins.of(EventKind.RX_LAST, lambda table: np.isin(table["opcode"], REQUEST_OPCODES), index="psn")
-    keys = join(table["group"], joins.psn(table["group"], table["psn"], packets["far"], packets["starts"]))
+    table = joins.of(
+        EventKind.RX_LAST, lambda table: np.isin(table["opcode"], REQUEST_OPCODES), index="psn"
+    )
+    keys = join(
+        table["group"], joins.psn(table["group"], table["psn"], packets["far"], packets["starts"])
+    )
     marks["rx_last"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
 
-    table = joins.of(EventKind.COMMIT, lambda table: table["mark_kind"] == MarkKind.PAYLOAD_LAST.value, "mark_qp", "mark_index")
-    keys = join(table["group"], joins.psn(table["group"], table["mark_index"], packets["far"], packets["starts"]))
+    table = joins.of(
+        EventKind.COMMIT,
+        lambda table: table["mark_kind"] == MarkKind.PAYLOAD_LAST.value,
+        "mark_qp",
+        "mark_index",
+    )
+    keys = join(
+        table["group"],
+        joins.psn(table["group"], table["mark_index"], packets["far"], packets["starts"]),
+    )
     marks["landed"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
 
     table = joins.of(EventKind.ACK_RECEIVED, index="psn")
     psn = joins.psn(table["group"], table["psn"], packets["near"], packets["starts"])
-    marks["ack_rx"] = at(table, np.where(sent, reach(table["group"], psn, joins.groups, packets["psn"]), ABSENT))
+    marks["ack_rx"] = at(
+        table, np.where(sent, reach(table["group"], psn, joins.groups, packets["psn"]), ABSENT)
+    )
 
-    cqe = joins.of(EventKind.COMMIT, lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
-                   "mark_qp", "mark_index")
+    cqe = joins.of(
+        EventKind.COMMIT,
+        lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
+        "mark_qp",
+        "mark_index",
+    )
     row = joins.covering(cqe)
     marks["cqe_written"] = at(cqe, row)
-    covered_by = joins.message_at(joins.groups, np.where(row >= 0, np.append(cqe["index"], 0)[row], joins.index))
+    covered_by = joins.message_at(
+        joins.groups, np.where(row >= 0, np.append(cqe["index"], 0)[row], joins.index)
+    )
 
     seen = events.of(EventKind.SEEN)
     row = find(seen["message"], numbers, last=False)
     seer = find(numbers, seen["message"], last=False)
-    later = reach(np.where(seer >= 0, np.append(joins.groups, 0)[seer], ABSENT), np.append(joins.index, 0)[seer], joins.groups,
-                  joins.index)
+    later = reach(
+        np.where(seer >= 0, np.append(joins.groups, 0)[seer], ABSENT),
+        np.append(joins.index, 0)[seer],
+        joins.groups,
+        joins.index,
+    )
     row = np.where((row < 0) & joins.posted, later, row)
     marks["seen"] = at(seen, row)
     by_seen = np.where(row >= 0, np.append(seen["message"], 0)[row], ABSENT)
@@ -317,12 +394,20 @@ def _landmarks(joins):
     def other(sharer):
         return np.where((sharer == numbers) | ~joins.posted, ABSENT, sharer)
 
-    return marks, {"rung_by": other(rung_by), "fetched_by": other(fetched_by), "covered_by": other(covered_by)}
+    return marks, {
+        "rung_by": other(rung_by),
+        "fetched_by": other(fetched_by),
+        "covered_by": other(covered_by),
+    }
 
 
 def connections_of(plan):
     """(node, qp, peer, peer's qp) of all connections of a plan, from both ends."""
-    return [row for c in plan.connections for row in ((c.a, c.a_context, c.b, c.b_context), (c.b, c.b_context, c.a, c.a_context))]
+    return [
+        row
+        for c in plan.connections
+        for row in ((c.a, c.a_context, c.b, c.b_context), (c.b, c.b_context, c.a, c.a_context))
+    ]
 
 
 def timeline(events, messages, connections, *, end="seen"):
@@ -346,17 +431,22 @@ def timeline(events, messages, connections, *, end="seen"):
     messages = columns(messages)
     joins = Joins(events, messages, connections)
     marks, sharers = _landmarks(joins)
-    table = dict(messages, qp=joins.qp, wqe_index=np.where(joins.posted, joins.wqe_index & 0xffff, ABSENT), **sharers)
+    table = dict(
+        messages,
+        qp=joins.qp,
+        wqe_index=np.where(joins.posted, joins.wqe_index & 0xFFFF, ABSENT),
+        **sharers,
+    )
     table |= {name: marks[name] for name in LANDMARKS}
 
     path = [name for name in LANDMARKS if name != "landed"]
     if end == "landed":
-        path = [*path[:path.index("ack_rx")], "landed"]
+        path = [*path[: path.index("ack_rx")], "landed"]
     whole = (marks["issue"] >= 0) & (marks[end] >= marks["issue"])
     limit = marks[end]
     # Software goes on beside the NIC: what it stamps after the bell was heard held nobody up.
     heard = np.where(marks["ring_seen"] >= 0, marks["ring_seen"], limit)
-    software = path[:path.index("ring") + 1]
+    software = path[: path.index("ring") + 1]
     table["latency"] = np.where(whole, limit - marks["issue"], ABSENT)
     here = marks["issue"]
     for name in LANDMARKS[1:]:
@@ -381,8 +471,12 @@ def latency_stats(latency):
         return None
     ordered = np.sort(latency) * NS_PER_CYCLE
     ranks = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
-    return {"min": float(ordered[0]), **{name: float(_nearest_rank(ordered, rank)) for name, rank in ranks.items()},
-            "max": float(ordered[-1]), "mean": float(ordered.mean())}
+    return {
+        "min": float(ordered[0]),
+        **{name: float(_nearest_rank(ordered, rank)) for name, rank in ranks.items()},
+        "max": float(ordered[-1]),
+        "mean": float(ordered.mean()),
+    }
 
 
 def segments_ns(table, rows=slice(None)):
@@ -407,8 +501,15 @@ def group_stats(table, rows=slice(None), end="seen"):
     """
     latency = table["latency"][rows]
     whole = latency >= 0
-    stats = {"count": len(latency), "finished": int(whole.sum()), "latency_ns": latency_stats(latency[whole]),
-             "rate_mops": 0.0, "goodput_gbps": 0.0, "segments_ns": segments_ns(table, rows), "landed_ns": None}
+    stats = {
+        "count": len(latency),
+        "finished": int(whole.sum()),
+        "latency_ns": latency_stats(latency[whole]),
+        "rate_mops": 0.0,
+        "goodput_gbps": 0.0,
+        "segments_ns": segments_ns(table, rows),
+        "landed_ns": None,
+    }
     if stats["finished"]:
         issue, ended, size = (table[name][rows][whole] for name in ("issue", end, "size"))
         window_ns = float(ended.max() - issue.min()) * NS_PER_CYCLE
@@ -426,11 +527,23 @@ def write_csv(file, tables):
 
     `at_<landmark>_ns` is the instant; `<segment>_ns` the time spent in the segment.
     """
-    plain = {"message": "message", "node": "node", "peer": "peer", "qp": "qp", "wqe_index": "wqe_index", "size": "size_bytes",
-             "signaled": "signaled", "covered_by": "covered_by_message", "rung_by": "rung_by_message",
-             "fetched_by": "fetched_by_message"}
-    timed = {"latency": "latency_ns", **{name: f"at_{name}_ns" for name in LANDMARKS},
-             **{f"segment_{name}": f"{name}_ns" for name in LANDMARKS[1:]}}
+    plain = {
+        "message": "message",
+        "node": "node",
+        "peer": "peer",
+        "qp": "qp",
+        "wqe_index": "wqe_index",
+        "size": "size_bytes",
+        "signaled": "signaled",
+        "covered_by": "covered_by_message",
+        "rung_by": "rung_by_message",
+        "fetched_by": "fetched_by_message",
+    }
+    timed = {
+        "latency": "latency_ns",
+        **{name: f"at_{name}_ns" for name in LANDMARKS},
+        **{f"segment_{name}": f"{name}_ns" for name in LANDMARKS[1:]},
+    }
     with Path(file).open("w", encoding="utf-8", newline="") as out:
         out.write(",".join(("path", *plain.values(), *timed.values())) + "\n")
         for path, table in tables.items():
@@ -439,5 +552,7 @@ def write_csv(file, tables):
             texts = [[path] * len(table["message"])]
             for key in (*plain, *timed):
                 scale = 1 if key in plain or NS_PER_CYCLE == 1 else NS_PER_CYCLE
-                texts.append(["" if value == ABSENT else str(value * scale) for value in table[key].tolist()])
+                texts.append(
+                    ["" if value == ABSENT else str(value * scale) for value in table[key].tolist()]
+                )
             out.write("\n".join(map(",".join, zip(*texts, strict=True))) + "\n")

@@ -41,8 +41,13 @@ def _fields(layout, prefix="", start=0):
 
 
 #: {kind number: {"name": ..., "fields": {field: [bit offset in the payload, bits]}}}
-LAYOUTS = {kind.value: {"name": kind.name, "fields": {key: list(place) for key, place in _fields(layout).items()}}
-           for kind, layout in EVENTS.items()}
+LAYOUTS = {
+    kind.value: {
+        "name": kind.name,
+        "fields": {key: list(place) for key, place in _fields(layout).items()},
+    }
+    for kind, layout in EVENTS.items()
+}
 
 
 def _sort(records):
@@ -81,7 +86,11 @@ class Events:
         kinds = self.records["kind"]
         order = np.argsort(kinds, kind="stable")
         present, first = np.unique(kinds[order], return_index=True)
-        self._rows = dict(zip(present.tolist(), np.split(order, first[1:]), strict=True)) if len(kinds) else {}
+        self._rows = (
+            dict(zip(present.tolist(), np.split(order, first[1:]), strict=True))
+            if len(kinds)
+            else {}
+        )
         self._decoded = {}
 
     def __len__(self):
@@ -106,7 +115,10 @@ class Events:
         number = EventKind(kind).value
         if number not in self._decoded:
             words = self._words[self.rows(kind)]
-            table = {"cycle": words[:, 0].astype(np.int64), "node": (words[:, 1] & 0xffff).astype(np.int64)}
+            table = {
+                "cycle": words[:, 0].astype(np.int64),
+                "node": (words[:, 1] & 0xFFFF).astype(np.int64),
+            }
             for name, (offset, width) in self.layouts[number]["fields"].items():
                 table[name] = _cut(words, _PAYLOAD_BIT + offset, width)
             self._decoded[number] = table
@@ -116,12 +128,18 @@ class Events:
         """Events at some positions of the log as dicts `cycle`, `node`, `kind` (name) and the payload's fields."""
         decoded = []
         for row in rows:
-            words = self._words[row:row + 1]
+            words = self._words[row : row + 1]
             kind = int(self.records["kind"][row])
             layout = self.layouts.get(kind, {"name": f"kind {kind}", "fields": {}})
-            event = {"cycle": int(words[0, 0]), "node": int(self.records["node"][row]), "kind": layout["name"]}
-            event |= {name: int(_cut(words, _PAYLOAD_BIT + offset, width)[0])
-                      for name, (offset, width) in layout["fields"].items()}
+            event = {
+                "cycle": int(words[0, 0]),
+                "node": int(self.records["node"][row]),
+                "kind": layout["name"],
+            }
+            event |= {
+                name: int(_cut(words, _PAYLOAD_BIT + offset, width)[0])
+                for name, (offset, width) in layout["fields"].items()
+            }
             decoded.append(event)
         return decoded
 
@@ -139,7 +157,9 @@ def read(file, path=""):
     """The raw log that a simulator process left (`events.bin`)."""
     raw = np.fromfile(file, np.uint8)
     if raw.size % RECORD.itemsize:
-        raise TraceError(f"{file}: {raw.size} bytes, no whole number of {RECORD.itemsize}-byte records")
+        raise TraceError(
+            f"{file}: {raw.size} bytes, no whole number of {RECORD.itemsize}-byte records"
+        )
     events = Events(raw.view(RECORD), path)
     unknown = sorted(set(events._rows) - set(events.layouts))
     if unknown:
@@ -153,16 +173,32 @@ def save(file, logs):
     The same logs give the same bytes.
     """
     with zipfile.ZipFile(Path(file), "w") as archive:
+
         def put(name, array):
             raw = io.BytesIO()
             np.lib.format.write_array(raw, array, allow_pickle=False)
             # A fixed date, so that the same logs give the same file.
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), raw.getbuffer(), zipfile.ZIP_DEFLATED, 1)
+            archive.writestr(
+                zipfile.ZipInfo(f"{name}.npy"), raw.getbuffer(), zipfile.ZIP_DEFLATED, 1
+            )
 
-        put("about", np.array(json.dumps({
-            "schema": "bellwire.events/1", "record_bits": {"cycle": [0, 64], "node": [64, 16], "kind": [80, 16],
-                                                           "payload": [_PAYLOAD_BIT, 160]},
-            "kinds": {log.path: log.layouts for log in logs}})))
+        put(
+            "about",
+            np.array(
+                json.dumps(
+                    {
+                        "schema": "bellwire.events/1",
+                        "record_bits": {
+                            "cycle": [0, 64],
+                            "node": [64, 16],
+                            "kind": [80, 16],
+                            "payload": [_PAYLOAD_BIT, 160],
+                        },
+                        "kinds": {log.path: log.layouts for log in logs},
+                    }
+                )
+            ),
+        )
         for log in logs:
             put(f"events_{log.path}", log.records)
 
@@ -173,9 +209,17 @@ def load(file):
         with np.load(Path(file), allow_pickle=False) as archive:
             about = json.loads(str(archive["about"]))
             if about.get("schema") != "bellwire.events/1":
-                raise TraceError(f"{file}: schema {about.get('schema')!r}, expected 'bellwire.events/1'")
-            return {path: Events(archive[f"events_{path}"], path, {int(kind): layout for kind, layout in kinds.items()})
-                    for path, kinds in about["kinds"].items()}
+                raise TraceError(
+                    f"{file}: schema {about.get('schema')!r}, expected 'bellwire.events/1'"
+                )
+            return {
+                path: Events(
+                    archive[f"events_{path}"],
+                    path,
+                    {int(kind): layout for kind, layout in kinds.items()},
+                )
+                for path, kinds in about["kinds"].items()
+            }
     except (FileNotFoundError, TraceError):
         raise
     except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:

@@ -28,38 +28,65 @@ def report(log, **queue):
 def cut(log, first, *kinds):
     """Removes the events of some kinds from WQE (or PSN) `first` on; they are numbered alike here."""
     for kind in kinds:
-        log.drop(kind, lambda fields: fields.get("wqe_index", fields.get("psn")) >= first and fields.get("opcode") != 0x11)
+        log.drop(
+            kind,
+            lambda fields: (
+                fields.get("wqe_index", fields.get("psn")) >= first and fields.get("opcode") != 0x11
+            ),
+        )
 
 
 def drop_acks(log, first):
     """All from PSN `first` on are swallowed where they leave node 1."""
     for kind in (EventKind.TX_FIRST, EventKind.TX_LAST):
-        log.drop(kind, lambda fields: fields["opcode"] == RoceOpcode.ACK.value and fields["psn"] >= first)
+        log.drop(
+            kind, lambda fields: fields["opcode"] == RoceOpcode.ACK.value and fields["psn"] >= first
+        )
     log.drop(EventKind.ACK_RECEIVED, lambda fields: fields["psn"] >= first)
     cut(log, first, EventKind.RETIRED, EventKind.CQE_ISSUED)
-    log.drop(EventKind.COMMIT, lambda fields: fields["mark"] & 0xf == MarkKind.CQE.value and fields["mark"] >> 16 >= first)
+    log.drop(
+        EventKind.COMMIT,
+        lambda fields: fields["mark"] & 0xF == MarkKind.CQE.value and fields["mark"] >> 16 >= first,
+    )
     for number in range(first, len(log.messages)):
-        log.add(EventKind.DROPPED, 20_000 + number, 1, reason=DropReason.WIRE_FAULT, qp=0, info=RoceOpcode.ACK.value << 8)
+        log.add(
+            EventKind.DROPPED,
+            20_000 + number,
+            1,
+            reason=DropReason.WIRE_FAULT,
+            qp=0,
+            info=RoceOpcode.ACK.value << 8,
+        )
 
 
 def test_dropped_acks_are_named_with_queue_and_indices():
     log = good_log()
     drop_acks(log, 2)
     found = report(log, posted=6, rung=6, completed=2)
-    queue, = found["queues"]
-    assert {key: queue[key] for key in ("node", "qp", "posted", "rung", "fetched", "acked", "completed")} == {
-        "node": 0, "qp": 0, "posted": 6, "rung": 6, "fetched": 6, "acked": 2, "completed": 2}
-    wait, = found["waits"]
-    assert wait.startswith("node 0 qp 0: 4 blocks on the wire up to PSN 5, last ACK processed is for PSN 1")
-    assert "node 1 received up to PSN 5" in wait and "4 ACKs of node 1 dropped by a wire fault, the last in cycle 20005" in wait
+    (queue,) = found["queues"]
+    assert {
+        key: queue[key] for key in ("node", "qp", "posted", "rung", "fetched", "acked", "completed")
+    } == {"node": 0, "qp": 0, "posted": 6, "rung": 6, "fetched": 6, "acked": 2, "completed": 2}
+    (wait,) = found["waits"]
+    assert wait.startswith(
+        "node 0 qp 0: 4 blocks on the wire up to PSN 5, last ACK processed is for PSN 1"
+    )
+    assert (
+        "node 1 received up to PSN 5" in wait
+        and "4 ACKs of node 1 dropped by a wire fault, the last in cycle 20005" in wait
+    )
     assert found["agents"] == ["GPU of node 0"]
 
 
 def test_every_ack_dropped_from_the_start():
     log = good_log()
     drop_acks(log, 0)
-    wait, = report(log, posted=6, rung=6, completed=0)["waits"]
-    assert "no ACK processed" in wait and "no ACK of it left" in wait and "6 ACKs of node 1 dropped" in wait
+    (wait,) = report(log, posted=6, rung=6, completed=0)["waits"]
+    assert (
+        "no ACK processed" in wait
+        and "no ACK of it left" in wait
+        and "6 ACKs of node 1 dropped" in wait
+    )
 
 
 def test_dropped_requests_are_named():
@@ -67,9 +94,19 @@ def test_dropped_requests_are_named():
     cut(log, 0, EventKind.RX_LAST, EventKind.ACK_RECEIVED, EventKind.RETIRED)
     log.drop(EventKind.TX_FIRST)
     log.drop(EventKind.TX_LAST)
-    log.add(EventKind.DROPPED, 777, 0, reason=DropReason.WIRE_FAULT, qp=FAR, info=RoceOpcode.WRITE_ONLY.value << 8)
-    wait, = report(log, posted=1, rung=1, completed=0)["waits"]
-    assert "no packet sent" in wait and "1 packets of node 0 dropped by a wire fault, the last in cycle 777" in wait
+    log.add(
+        EventKind.DROPPED,
+        777,
+        0,
+        reason=DropReason.WIRE_FAULT,
+        qp=FAR,
+        info=RoceOpcode.WRITE_ONLY.value << 8,
+    )
+    (wait,) = report(log, posted=1, rung=1, completed=0)["waits"]
+    assert (
+        "no packet sent" in wait
+        and "1 packets of node 0 dropped by a wire fault, the last in cycle 777" in wait
+    )
 
 
 def test_refused_packets_are_named():
@@ -80,23 +117,35 @@ def test_refused_packets_are_named():
     assert "refused: 1 packet_psn" in report(log, posted=2, rung=2, completed=1)["waits"][0]
 
 
-@pytest.mark.parametrize(("kinds", "words"), [
-    ((EventKind.FETCHED, EventKind.RETIRED), "rung up to 6, fetched up to 4: reads of WQEs up to 6 are unanswered"),
-    ((EventKind.FETCHED, EventKind.RETIRED, EventKind.FETCH_REQUESTED), "rung up to 6, fetched up to 4: the work-queue engine does not"),
-])
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (
+            (EventKind.FETCHED, EventKind.RETIRED),
+            "rung up to 6, fetched up to 4: reads of WQEs up to 6 are unanswered",
+        ),
+        (
+            (EventKind.FETCHED, EventKind.RETIRED, EventKind.FETCH_REQUESTED),
+            "rung up to 6, fetched up to 4: the work-queue engine does not",
+        ),
+    ],
+)
 def test_fetches_that_do_not_come_back(kinds, words):
     log = good_log()
     cut(log, 4, *kinds)
     assert words in report(log, posted=6, rung=6, completed=4)["waits"][0]
 
 
-@pytest.mark.parametrize(("rung", "words"), [(4, "no doorbell was rung for them"), (6, "a doorbell is on its way or lost")])
+@pytest.mark.parametrize(
+    ("rung", "words"),
+    [(4, "no doorbell was rung for them"), (6, "a doorbell is on its way or lost")],
+)
 def test_rings_that_do_not_arrive(rung, words):
     log = good_log()
     cut(log, 4, EventKind.FETCHED, EventKind.RETIRED, EventKind.FETCH_REQUESTED)
     log.drop(EventKind.RING_SEEN, lambda fields: fields["producer"] > 4)
     log.add(EventKind.DROPPED, 99, 0, reason=DropReason.DOORBELL_STALE, qp=0, info=0)
-    wait, = report(log, posted=6, rung=rung, completed=4)["waits"]
+    (wait,) = report(log, posted=6, rung=rung, completed=4)["waits"]
     assert f"posted up to 6, the NIC knows of 4: {words} (1 doorbell_stale)" in wait
 
 
@@ -110,7 +159,8 @@ def test_unseen_completions_and_unposted_messages():
 
 def test_nothing_blocked_says_so():
     assert report(good_log(), posted=6, rung=6, completed=6)["waits"] == [
-        "every posted WQE is complete: software waits for something that nobody will write"]
+        "every posted WQE is complete: software waits for something that nobody will write"
+    ]
 
 
 def test_an_empty_log_is_reported():
@@ -128,5 +178,5 @@ def test_last_events_are_decoded():
 def test_queues_without_software_state_come_from_the_log():
     log = good_log()
     drop_acks(log, 2)
-    queue, = report(log)["queues"]
+    (queue,) = report(log)["queues"]
     assert (queue["posted"], queue["completed"]) == (6, 2)

@@ -19,8 +19,13 @@ CLEAN = MemoryCheck(payload_bytes=8, guard_bytes=64)
 
 
 def verdict(log, *, memory=CLEAN, status=DONE, depth=64):
-    rules = Rules(connections=tuple(log.connections), depth=depth, link_intervals=dict.fromkeys(range(6), byte_interval(400)),
-                  wire_interval=byte_interval(200), targets={m["message"]: m["raddr"] for m in log.messages})
+    rules = Rules(
+        connections=tuple(log.connections),
+        depth=depth,
+        link_intervals=dict.fromkeys(range(6), byte_interval(400)),
+        wire_interval=byte_interval(200),
+        targets={m["message"]: m["raddr"] for m in log.messages},
+    )
     events = log.events()
     table = timeline(events, log.messages, log.connections)
     messages = {key: [m[key] for m in log.messages] for key in log.messages[0]}
@@ -36,7 +41,13 @@ def kinds(log, **options):
 def good_log(count=6):
     log = Log()
     for number in range(count):
-        log.write(number * 3000, size=8 if number % 2 else 9000, inline=number % 2 == 1, signaled=number % 3 != 1, raddr=4096 * number)
+        log.write(
+            number * 3000,
+            size=8 if number % 2 else 9000,
+            inline=number % 2 == 1,
+            signaled=number % 3 != 1,
+            raddr=4096 * number,
+        )
     return log
 
 
@@ -49,7 +60,7 @@ def test_a_good_log_has_no_violation_and_all_names():
 
 
 def test_a_good_log_of_both_directions_and_wrapping_indices():
-    log = Log(start_index=65534, start_psn=0xffffff)
+    log = Log(start_index=65534, start_psn=0xFFFFFF)
     for number in range(10):
         log.write(number * 1000, inline=True, blocks=2)
         log.write(number * 1000 + 7, node=1, peer=0, qp=5, inline=True)
@@ -58,19 +69,49 @@ def test_a_good_log_of_both_directions_and_wrapping_indices():
 
 def test_wrong_data_names_message_byte_and_landing():
     log = good_log()
-    check = MemoryCheck(payload_bytes=8, guard_bytes=64, total=1, wrong=(2,), differences=(
-        Difference(node=1, memory="gpu", address=2 * 4096 + 100, count=3, expected="010203", found="040506", message=2),))
-    violation, = verdict(log, memory=check).violations
+    check = MemoryCheck(
+        payload_bytes=8,
+        guard_bytes=64,
+        total=1,
+        wrong=(2,),
+        differences=(
+            Difference(
+                node=1,
+                memory="gpu",
+                address=2 * 4096 + 100,
+                count=3,
+                expected="010203",
+                found="040506",
+                message=2,
+            ),
+        ),
+    )
+    (violation,) = verdict(log, memory=check).violations
     assert violation["kind"] == "wrong_data"
-    assert (violation["message"], violation["qp"], violation["wqe_index"], violation["offset"]) == (2, 0, 2, 100)
+    assert (violation["message"], violation["qp"], violation["wqe_index"], violation["offset"]) == (
+        2,
+        0,
+        2,
+        100,
+    )
     assert (violation["expected"], violation["found"]) == ("010203", "040506")
-    assert violation["cycle"] == timeline(log.events(), log.messages, log.connections)["landed"][2] > 0
+    assert (
+        violation["cycle"] == timeline(log.events(), log.messages, log.connections)["landed"][2] > 0
+    )
     assert "byte 100" in violation["text"]
 
 
 def test_guard_overwritten():
-    check = MemoryCheck(payload_bytes=8, guard_bytes=64, total=7, differences=(
-        Difference(node=1, memory="gpu", address=64, count=1, expected="00", found="01", message=-1),))
+    check = MemoryCheck(
+        payload_bytes=8,
+        guard_bytes=64,
+        total=7,
+        differences=(
+            Difference(
+                node=1, memory="gpu", address=64, count=1, expected="00", found="01", message=-1
+            ),
+        ),
+    )
     assert kinds(good_log(), memory=check) == ["guard_overwritten"] * 2
 
 
@@ -86,8 +127,12 @@ def test_never_retired():
 def test_retired_twice():
     log = good_log()
     log.add(EventKind.RETIRED, 90_000, 0, qp=0, wqe_index=3, blocks=1, signaled=1, status=0)
-    violation, = verdict(log).violations
-    assert (violation["kind"], violation["message"], violation["cycle"]) == ("retired_twice", 3, 90_000)
+    (violation,) = verdict(log).violations
+    assert (violation["kind"], violation["message"], violation["cycle"]) == (
+        "retired_twice",
+        3,
+        90_000,
+    )
 
 
 def test_retired_unposted():
@@ -98,7 +143,10 @@ def test_retired_unposted():
 
 def test_completion_lost_without_cqe_and_when_nobody_sees_it():
     log = good_log()
-    log.drop(EventKind.COMMIT, lambda fields: fields["mark"] & 0xf == MarkKind.CQE.value and fields["mark"] >> 16 == 2)
+    log.drop(
+        EventKind.COMMIT,
+        lambda fields: fields["mark"] & 0xF == MarkKind.CQE.value and fields["mark"] >> 16 == 2,
+    )
     assert kinds(log) == ["completion_lost"]
     log = good_log()
     log.drop(EventKind.SEEN, lambda fields: fields["message"] == 5)
@@ -108,7 +156,17 @@ def test_completion_lost_without_cqe_and_when_nobody_sees_it():
 @pytest.mark.parametrize("index", [0, 1, 40])
 def test_completion_too_many(index):
     log = good_log()
-    log.add(EventKind.COMMIT, 80_000, 0, memory=0, fabric=1, address=0, count=64, last=1, mark=mark(MarkKind.CQE, 0, index))
+    log.add(
+        EventKind.COMMIT,
+        80_000,
+        0,
+        memory=0,
+        fabric=1,
+        address=0,
+        count=64,
+        last=1,
+        mark=mark(MarkKind.CQE, 0, index),
+    )
     assert kinds(log) == ["completion_twice"]
 
 
@@ -138,8 +196,11 @@ def test_ring_more_than_the_depth_ahead():
 def test_fetch_beyond_the_ring():
     log = good_log()
     log.add(EventKind.FETCH_REQUESTED, 80_000, 0, qp=0, wqe_index=5, blocks=2)
-    violation, = verdict(log).violations
-    assert (violation["kind"], violation["text"]) == ("index_out_of_bounds", "fetched up to 7, rung up to 6")
+    (violation,) = verdict(log).violations
+    assert (violation["kind"], violation["text"]) == (
+        "index_out_of_bounds",
+        "fetched up to 7, rung up to 6",
+    )
 
 
 def test_retirement_beyond_the_fetch():
@@ -151,19 +212,51 @@ def test_retirement_beyond_the_fetch():
 def test_link_over_rate():
     log = good_log()
     for number in range(10):
-        log.add(EventKind.TLP_SENT, 90_000 + 6 * number, 1, link=4, tlp=TlpClass.POSTED, payload=256, wire=280, mark=0)
+        log.add(
+            EventKind.TLP_SENT,
+            90_000 + 6 * number,
+            1,
+            link=4,
+            tlp=TlpClass.POSTED,
+            payload=256,
+            wire=280,
+            mark=0,
+        )
     assert kinds(log) == []  # 280 B at 400 Gb/s take 5.6 cycles.
     for number in range(10):
-        log.add(EventKind.TLP_SENT, 91_000 + 4 * number, 1, link=4, tlp=TlpClass.POSTED, payload=256, wire=280, mark=0)
-    violation, = verdict(log).violations
-    assert (violation["kind"], violation["node"]) == ("link_over_rate", 1) and "nic_up" in violation["text"]
+        log.add(
+            EventKind.TLP_SENT,
+            91_000 + 4 * number,
+            1,
+            link=4,
+            tlp=TlpClass.POSTED,
+            payload=256,
+            wire=280,
+            mark=0,
+        )
+    (violation,) = verdict(log).violations
+    assert (violation["kind"], violation["node"]) == (
+        "link_over_rate",
+        1,
+    ) and "nic_up" in violation["text"]
 
 
 def test_wire_over_rate():
     log = good_log()
     for number in range(30):
-        log.add(EventKind.TX_FIRST, 90_000 + number * 2, 0, dest_qp=9, psn=number, opcode=RoceOpcode.WRITE_ONLY, qp=0, wqe_index=0,
-                length=200, wire_bytes=242, dest=1)
+        log.add(
+            EventKind.TX_FIRST,
+            90_000 + number * 2,
+            0,
+            dest_qp=9,
+            psn=number,
+            opcode=RoceOpcode.WRITE_ONLY,
+            qp=0,
+            wqe_index=0,
+            length=200,
+            wire_bytes=242,
+            dest=1,
+        )
     assert kinds(log) == ["link_over_rate"]
 
 
@@ -171,11 +264,22 @@ def test_hang_is_a_violation_with_its_report():
     log = good_log()
     log.drop(EventKind.ACK_RECEIVED, lambda fields: fields["psn"] > 4)
     log.drop(EventKind.RETIRED, lambda fields: fields["wqe_index"] > 3)
-    status = Status(ended="hang", cycles=50_000, wall_s=1.0, reason="no progress within 200 us",
-                    queues=(QueueState(node=0, qp=0, posted=6, rung=6, completed=4),), waiting=("GPU of node 0",))
+    status = Status(
+        ended="hang",
+        cycles=50_000,
+        wall_s=1.0,
+        reason="no progress within 200 us",
+        queues=(QueueState(node=0, qp=0, posted=6, rung=6, completed=4),),
+        waiting=("GPU of node 0",),
+    )
     result = verdict(log, status=status)
     hang = next(violation for violation in result.violations if violation["kind"] == "hang")
-    assert (hang["node"], hang["qp"], hang["cycle"], hang["text"]) == (0, 0, 50_000, "no progress within 200 us")
+    assert (hang["node"], hang["qp"], hang["cycle"], hang["text"]) == (
+        0,
+        0,
+        50_000,
+        "no progress within 200 us",
+    )
     assert result.hang["queues"][0]["posted"] == 6 and result.hang["agents"] == ["GPU of node 0"]
 
 
@@ -201,37 +305,60 @@ def test_counters_and_links_add_up():
     assert counters["tlp_gpu_up_posted"] == 2 and result.links["gpu_up"]["tlps"] == 2
     assert result.links["wire"]["payload_bytes"] == 9008
     assert result.links["wire"]["wire_bytes"] == 9008 + 2 * 42 + 2 * 26 + 2 * 26
-    assert result.links["host_up"] == {"tlps": 0, "packets": 0, "payload_bytes": 0, "wire_bytes": 0, "utilization": 0.0}
+    assert result.links["host_up"] == {
+        "tlps": 0,
+        "packets": 0,
+        "payload_bytes": 0,
+        "wire_bytes": 0,
+        "utilization": 0.0,
+    }
     # Node 0 sends the requests; the second message is not signalled, so that the first one's completion ends the window.
     window = log.events().of(EventKind.SEEN)["cycle"][0]
-    assert result.links["wire"]["utilization"] == pytest.approx((9008 + 2 * 42 + 2 * 26) * 8 / 200 / window, rel=1e-4)
+    assert result.links["wire"]["utilization"] == pytest.approx(
+        (9008 + 2 * 42 + 2 * 26) * 8 / 200 / window, rel=1e-4
+    )
 
 
 # The reference --------------------------------------------------------------------------------------------------------
 
 
 def region(name, node, offset, size=256):
-    return SimpleNamespace(name=name, node=node, memory="gpu", offset=offset, size=size, end=offset + size)
+    return SimpleNamespace(
+        name=name, node=node, memory="gpu", offset=offset, size=size, end=offset + size
+    )
 
 
 def message(number, offset, remote_offset, size=16):
-    return SimpleNamespace(number=number, node=0, peer=1, size=size, region="send", offset=offset, remote_region="recv",
-                           remote_offset=remote_offset, signaled=True)
+    return SimpleNamespace(
+        number=number,
+        node=0,
+        peer=1,
+        size=size,
+        region="send",
+        offset=offset,
+        remote_region="recv",
+        remote_offset=remote_offset,
+        signaled=True,
+    )
 
 
 def setup():
-    plan = SimpleNamespace(regions=(region("send", 0, 8192), region("recv", 1, 16384)),
-                           messages=(message(0, 0, 64), message(1, 100, 70), message(2, 32, 128)))
+    plan = SimpleNamespace(
+        regions=(region("send", 0, 8192), region("recv", 1, 16384)),
+        messages=(message(0, 0, 64), message(1, 100, 70), message(2, 32, 128)),
+    )
     memories = {node: np.zeros(1 << 16, np.uint8) for node in (0, 1)}
     for one in plan.regions:
-        memories[one.node][one.offset:one.end] = reference.initial(one, 7)
+        memories[one.node][one.offset : one.end] = reference.initial(one, 7)
     return plan, memories
 
 
 def copy(plan, memories, order):
     for number in order:
         one = plan.messages[number]
-        memories[1][16384 + one.remote_offset:][:one.size] = memories[0][8192 + one.offset:][:one.size]
+        memories[1][16384 + one.remote_offset :][: one.size] = memories[0][8192 + one.offset :][
+            : one.size
+        ]
 
 
 def compare(plan, memories, **options):
@@ -259,13 +386,16 @@ def test_reference_finds_a_wrong_byte_and_whose_it_is():
     copy(plan, memories, (0, 1, 2))
     memories[1][16384 + 130] ^= 1
     check = compare(plan, memories)
-    difference, = check.differences
+    (difference,) = check.differences
     assert (check.total, check.wrong) == (1, (2,))
     assert (difference.address, difference.count, difference.message) == (16384 + 130, 1, 2)
     assert int(difference.expected, 16) ^ int(difference.found, 16) == 1
 
 
-@pytest.mark.parametrize(("node", "address"), [(1, 16384 + 63), (1, 16384 + 200), (0, 8192 + 5), (1, 16383), (0, 8192 + 256 + 4095)])
+@pytest.mark.parametrize(
+    ("node", "address"),
+    [(1, 16384 + 63), (1, 16384 + 200), (0, 8192 + 5), (1, 16383), (0, 8192 + 256 + 4095)],
+)
 def test_reference_finds_an_overwritten_guard(node, address):
     plan, memories = setup()
     copy(plan, memories, (0, 1, 2))

@@ -8,8 +8,20 @@ from support_log import FAR, STEP, Log, repeat
 from hw.formats.events import EventKind
 from sim.timeline import ABSENT, group_stats, segments_ns, timeline, unwrap, write_csv
 
-INLINE_PATH = ["wqe_written", "ring", "ring_seen", "fetch_req", "fetched", "payload", "tx_first", "tx_last", "rx_last",
-               "ack_rx", "cqe_written", "seen"]
+INLINE_PATH = [
+    "wqe_written",
+    "ring",
+    "ring_seen",
+    "fetch_req",
+    "fetched",
+    "payload",
+    "tx_first",
+    "tx_last",
+    "rx_last",
+    "ack_rx",
+    "cqe_written",
+    "seen",
+]
 
 
 def run(log, **options):
@@ -17,15 +29,22 @@ def run(log, **options):
 
 
 def segments(table, row):
-    return {key.removeprefix("segment_"): int(values[row]) for key, values in table.items()
-            if key.startswith("segment_") and values[row] != ABSENT}
+    return {
+        key.removeprefix("segment_"): int(values[row])
+        for key, values in table.items()
+        if key.startswith("segment_") and values[row] != ABSENT
+    }
 
 
 def check_sums(table):
-    total = sum(np.maximum(values, 0) for key, values in table.items() if key.startswith("segment_"))
+    total = sum(
+        np.maximum(values, 0) for key, values in table.items() if key.startswith("segment_")
+    )
     whole = table["latency"] >= 0
     assert np.array_equal(total[whole], table["latency"][whole])
-    assert all(np.all(values >= ABSENT) for key, values in table.items() if key.startswith("segment_"))
+    assert all(
+        np.all(values >= ABSENT) for key, values in table.items() if key.startswith("segment_")
+    )
 
 
 def test_segments_follow_each_other_and_add_up():
@@ -53,7 +72,14 @@ def test_pushed_wqe_has_no_fetch():
     log.write(0, pushed=True, proxy=True)
     found = segments(run(log), 0)
     assert "fetch_req" not in found and found["fetched"] == STEP
-    assert list(found)[:6] == ["request_written", "proxy_seen", "wqe_written", "proxy_posted", "ring", "ring_seen"]
+    assert list(found)[:6] == [
+        "request_written",
+        "proxy_seen",
+        "wqe_written",
+        "proxy_posted",
+        "ring",
+        "ring_seen",
+    ]
 
 
 def test_measurement_may_end_where_the_data_lands():
@@ -105,7 +131,7 @@ def test_software_stamp_after_the_bell_was_heard_is_off_the_path():
 
 @pytest.mark.parametrize("start", [0, 65533, 40000])
 def test_indices_and_psns_wrap(start):
-    log = Log(start_index=start, start_psn=0xfffffe)
+    log = Log(start_index=start, start_psn=0xFFFFFE)
     for number in range(20):
         log.write(number * 300, inline=True)
     table = run(log)
@@ -114,7 +140,7 @@ def test_indices_and_psns_wrap(start):
 
 
 def test_a_hundred_thousand_messages_on_one_queue_take_seconds():
-    log = Log(start_index=65533, start_psn=0xfffff0)
+    log = Log(start_index=65533, start_psn=0xFFFFF0)
     log.write(0, inline=True)
     events, messages = repeat(log, 100_000, 300)
     begun = time.monotonic()
@@ -128,7 +154,13 @@ def test_a_hundred_thousand_messages_on_one_queue_take_seconds():
 def test_two_directions_and_queues_are_kept_apart():
     log = Log()
     for number in range(8):
-        log.write(17 * number, node=number & 1, peer=1 - (number & 1), qp=(number >> 2) + FAR * (number & 1), inline=True)
+        log.write(
+            17 * number,
+            node=number & 1,
+            peer=1 - (number & 1),
+            qp=(number >> 2) + FAR * (number & 1),
+            inline=True,
+        )
     table = run(log)
     assert np.all(table["latency"] == table["latency"][0])
 
@@ -182,7 +214,13 @@ def test_percentiles_are_nearest_rank():
         log.drop(EventKind.SEEN, lambda fields, number=number: fields["message"] == number)
         log.software(EventKind.SEEN, 5000 * number + 2000 + 10 * number, number, 0)
     latency = group_stats(run(log))["latency_ns"]
-    assert (latency["min"], latency["p50"], latency["p90"], latency["max"], latency["mean"]) == (2000, 2010, 2030, 2030, 2015)
+    assert (latency["min"], latency["p50"], latency["p90"], latency["max"], latency["mean"]) == (
+        2000,
+        2010,
+        2030,
+        2030,
+        2015,
+    )
 
 
 def test_csv_has_one_row_per_message_with_units(tmp_path):
@@ -202,4 +240,11 @@ def test_csv_has_one_row_per_message_with_units(tmp_path):
 def test_unwrap_keeps_groups_apart_and_accepts_small_steps_back():
     groups = np.array([1, 2, 1, 1, 2, 1])
     values = np.array([65534, 5, 1, 65535, 4, 3])
-    assert unwrap(groups, values, 16, np.array([65534, 5, 65534, 65534, 5, 65534])).tolist() == [65534, 5, 65537, 65535, 4, 65539]
+    assert unwrap(groups, values, 16, np.array([65534, 5, 65534, 65534, 5, 65534])).tolist() == [
+        65534,
+        5,
+        65537,
+        65535,
+        4,
+        65539,
+    ]

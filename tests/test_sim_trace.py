@@ -13,9 +13,18 @@ from sim import trace
 
 def some_log():
     log = Log()
-    log.add(EventKind.RETIRED, 7, 1, qp=63, wqe_index=0xffff, blocks=4, signaled=1, status=2)
-    log.add(EventKind.COMMIT, 5, 0, memory=1, fabric=1, address=0xabcdef012345, count=64, last=1,
-            mark=mark(MarkKind.CQE, 0x123, 0xfedcba))
+    log.add(EventKind.RETIRED, 7, 1, qp=63, wqe_index=0xFFFF, blocks=4, signaled=1, status=2)
+    log.add(
+        EventKind.COMMIT,
+        5,
+        0,
+        memory=1,
+        fabric=1,
+        address=0xABCDEF012345,
+        count=64,
+        last=1,
+        mark=mark(MarkKind.CQE, 0x123, 0xFEDCBA),
+    )
     log.add(EventKind.COMMIT, 5, 0, memory=0, fabric=0, address=1, count=1, last=0, mark=0)
     return log
 
@@ -25,8 +34,17 @@ def test_fields_come_back_nested_ones_flattened():
     assert commits["cycle"].tolist() == [5, 5]
     row = commits["count"].tolist().index(64)
     assert {key: int(values[row]) for key, values in commits.items()} == {
-        "cycle": 5, "node": 0, "memory": 1, "fabric": 1, "address": 0xabcdef012345, "count": 64, "last": 1,
-        "mark_kind": 6, "mark_qp": 0x123, "mark_index": 0xfedcba}
+        "cycle": 5,
+        "node": 0,
+        "memory": 1,
+        "fabric": 1,
+        "address": 0xABCDEF012345,
+        "count": 64,
+        "last": 1,
+        "mark_kind": 6,
+        "mark_qp": 0x123,
+        "mark_index": 0xFEDCBA,
+    }
 
 
 def test_a_kind_without_events_has_empty_columns():
@@ -35,12 +53,24 @@ def test_a_kind_without_events_has_empty_columns():
     assert len(Log().events()) == 0 and Log().events().last_cycle == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from([1, 2, 300]), st.lists(st.integers(0, 255), min_size=20,
-                                                                                                  max_size=20)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.integers(0, 2),
+            st.sampled_from([1, 2, 300]),
+            st.lists(st.integers(0, 255), min_size=20, max_size=20),
+        ),
+        max_size=40,
+    )
+)
 def test_records_are_sorted_as_tuples_of_bytes(rows):
     records = np.array(rows, trace.RECORD)
     expected = sorted((cycle, node, kind, bytes(payload)) for cycle, node, kind, payload in rows)
-    raw = b"".join(c.to_bytes(8, "little") + n.to_bytes(2, "little") + k.to_bytes(2, "little") + p for c, n, k, p in expected)
+    raw = b"".join(
+        c.to_bytes(8, "little") + n.to_bytes(2, "little") + k.to_bytes(2, "little") + p
+        for c, n, k, p in expected
+    )
     events = trace.Events(records)
     assert events.records.tobytes() == raw
     assert events.sha256 == hashlib.sha256(raw).hexdigest()
@@ -65,12 +95,22 @@ def test_a_stored_layout_wins_over_the_present_one(tmp_path):
     log = some_log().events("x")
     moved = {**log.layouts, 25: {"name": "RETIRED", "fields": {"qp": [0, 12], "later": [12, 4]}}}
     trace.save(tmp_path / "a.npz", [trace.Events(log.records, "x", moved)])
-    assert trace.load(tmp_path / "a.npz")["x"].of(EventKind.RETIRED)["later"].tolist() == [0xf]
+    assert trace.load(tmp_path / "a.npz")["x"].of(EventKind.RETIRED)["later"].tolist() == [0xF]
 
 
 def test_decoded_rows_name_their_kind():
     assert some_log().events().decode([2]) == [
-        {"cycle": 7, "node": 1, "kind": "RETIRED", "qp": 63, "wqe_index": 0xffff, "blocks": 4, "signaled": 1, "status": 2}]
+        {
+            "cycle": 7,
+            "node": 1,
+            "kind": "RETIRED",
+            "qp": 63,
+            "wqe_index": 0xFFFF,
+            "blocks": 4,
+            "signaled": 1,
+            "status": 2,
+        }
+    ]
 
 
 def test_bad_files_are_refused(tmp_path):
