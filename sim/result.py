@@ -131,7 +131,7 @@ def build_result(
     result["crossover"] = crossover(result)
     counts: dict[str, int] = {}
     for violation in violations:
-        counts[violation["kind"]] = counts.get(violation["kind"], 0) + 1
+        counts[violation["kind"]] = counts.get(violation["kind"], 0) + violation.get("count", 1)
     failures = [f"{count} x {kind}" if count > 1 else kind for kind, count in counts.items()]
     cut = [f"{p.path}: {p.incomplete}" for p in paths if p.incomplete]
     missing = [path for path in scenario.paths if path not in result["paths"]]
@@ -178,8 +178,12 @@ def _values(expect: "Expect", result: dict[str, Any]) -> list[tuple[str, float |
                 if expect.size in (None, group["size"]):
                     values.append((f"{path}, {group['size']} B", _lookup(group, (head, *rest))))
         elif head == "violations":
-            kinds = [v["kind"] for v in result["violations"] if v["path"] == path]
-            values.append((path, kinds.count(rest[0]) if rest else len(kinds)))
+            counts = [
+                violation.get("count", 1)
+                for violation in result["violations"]
+                if violation["path"] == path and rest in ([], [violation["kind"]])
+            ]
+            values.append((path, sum(counts)))
         else:
             values.append((path, _lookup(entry, (head, *rest))))
     return [(about, 0 if value is None and head in _ZERO else value) for about, value in values]

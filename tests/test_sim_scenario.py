@@ -97,6 +97,15 @@ def test_timing_words_carry_the_faults_of_their_node():
     assert scenario.timing_words(1) != scenario.timing_words(0)
 
 
+def region(name, node, offset, size):
+    entry = {"name": name, "node": node, "offset": offset, "size": size}
+    return written("region", entry)
+
+
+def written(table, entry):
+    return f"[[{table}]]\n" + "".join(f"{key} = {show(value)}\n" for key, value in entry.items())
+
+
 REFUSED = [
     # (text behind the head, key, part of what is allowed)
     (PUT + "[nic]\nsq_dpeth = 64\n", "nic.sq_dpeth", "did you mean sq_depth?"),
@@ -143,30 +152,20 @@ REFUSED = [
     ('[[op]]\nverb = "read"\nsize = 8\n', "op.0.verb", 'allowed "write"'),
     ("[[op]]\nsize = 8\nqp = 1024\n", "op.0.qp", "allowed 0 to 1023"),
     ('[[op]]\nsize = 8\nregion = "nowhere"\n', "op.0.region", "no such region"),
+    (region("send", 0, 0, 100) + "[[op]]\nsize = 8\n", "op.0.remote_region", "region at node 1"),
     (
-        '[[region]]\nname = "send"\nnode = 0\noffset = 0\nsize = 100\n[[op]]\nsize = 8\n',
-        "op.0.remote_region",
-        "no such region at node 1",
-    ),
-    (
-        '[[region]]\nname = "a"\nnode = 0\noffset = 0\nsize = 100\n'
-        '[[region]]\nname = "b"\nnode = 1\noffset = 0\nsize = 64\n'
-        '[[op]]\nsize = 65\nregion = "a"\nremote_region = "b"\n',
+        region("a", 0, 0, 100)
+        + region("b", 1, 0, 64)
+        + '[[op]]\nsize = 65\nregion = "a"\nremote_region = "b"\n',
         "op.0.remote_offset",
         "64 bytes; this ends at 65",
     ),
     (
-        '[[region]]\nname = "a"\nnode = 0\noffset = 0\nsize = 100\n'
-        '[[region]]\nname = "b"\nnode = 0\noffset = 64\nsize = 64\n' + PUT,
+        region("a", 0, 0, 100) + region("b", 0, 64, 64) + PUT,
         "region.1.offset",
         'allowed outside of "a": 0 to 99',
     ),
-    (
-        '[[region]]\nname = "a"\nnode = 0\noffset = 0\nsize = 100\n'
-        '[[region]]\nname = "a"\nnode = 0\noffset = 128\nsize = 64\n' + PUT,
-        "region.1.name",
-        "does not have yet",
-    ),
+    (region("a", 0, 0, 100) + region("a", 0, 128, 64) + PUT, "region.1.name", "does not have yet"),
     (
         '[[region]]\nname = "a"\nnode = 0\noffset = 8\nsize = 9\n' + PUT,
         "region.0.offset",
@@ -310,10 +309,6 @@ operations = st.builds(
 )
 
 
-def written(table, entry):
-    return f"[[{table}]]\n" + "".join(f"{key} = {show(value)}\n" for key, value in entry.items())
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(works, min_size=1, max_size=2), st.lists(operations, max_size=3))
 def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads, ops):
@@ -342,7 +337,7 @@ def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads,
                 <= plan.region(getattr(m, key[0]), getattr(m, key[1])).size
             )
 
-    # The last message of each producer in a group rings and is signalled, so nothing waits for ever.
+    # A producer's last message of a group rings and is signalled: nothing waits for ever.
     for group in plan.groups:
         last = {}
         for number in group.messages:
