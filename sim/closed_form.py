@@ -1,9 +1,10 @@
-"""Closed forms in cycles: what each hardware segment of one message takes on an idle machine, from the constants alone.
+"""Closed forms in cycles: hardware segments of a message on an idle machine, from the constants.
 
-Every result is a list of named terms; its sum is the segment. Serialisation is computed beat by beat in the fixed point of the
-rate meters, so it is exact. Cycles that a block takes whatever the constants are come from `PIPELINE_CYCLES`, one entry for each
-sentence under "Timing" in the block's docstring; they are read there and not fitted to runs.
-(`sim.closed` has the same in nanoseconds, without pipelines, for the calibration of presets.)
+Every result is a list of named terms; its sum is the segment. Serialisation is computed beat by
+beat in the fixed point of the rate meters, so it is exact. Cycles that a block takes whatever the
+constants are come from `PIPELINE_CYCLES`, one entry for each sentence under "Timing" in the block's
+docstring; they are read there and not fitted to runs. (`sim.closed` has the same in nanoseconds,
+without pipelines, for the calibration of presets.)
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ LINE = 64
 
 #: Cycles that are no constant of the configuration, by place. The block's docstring says each.
 PIPELINE_CYCLES = {
-    # node: a command due in cycle c is with the processor in c, the landmark stamped with it is logged in c.
+    # node: a command due in cycle c is with the processor in c, the landmark stamped with it is
+    # logged in c.
     "store": 0,
     # doorbell: max(1, doorbell) + 1 after the last beat.
     "doorbell": 1,
@@ -40,23 +42,28 @@ PIPELINE_CYCLES = {
     # dma_read: a read is offered with its request; a line in the cycle after its beat.
     "read": 0,
     "line": 1,
-    # wqe_intake: combinational. wqe_decoder: op and first piece 2 cycles after the WQE's last block.
+    # wqe_intake: combinational. wqe_decoder: op and first piece 2 cycles after the WQE's last
+    # block.
     "intake": 0,
     "decode": 2,
-    # gather: a request with its piece; an inline cut in the cycle after its piece; payload with its line.
+    # gather: a request with its piece; an inline cut in the cycle after its piece; payload with its
+    # line.
     "gather_request": 0,
     "gather_inline": 1,
     "gather_line": 0,
     # requester: first beat 1 + max(1, tx) after the operation was accepted.
     "requester": 1,
-    # wire: a beat is on tx_valid one cycle after its last byte was sent (on_tx_last); inputs of a node are registered.
+    # wire: a beat is on tx_valid one cycle after its last byte was sent (on_tx_last); inputs of a
+    # node are registered.
     "wire_out": 1,
     "wire_in": 0,
-    # responder: first line 1 and WriteRequest 2 cycles after the beat; ACK 1 + max(1, tx) after the last line.
+    # responder: first line 1 and WriteRequest 2 cycles after the beat; ACK 1 + max(1, tx) after the
+    # last line.
     "responder_line": 1,
     "responder_write": 2,
     "responder_ack": 1,
-    # requester: completion 2 cycles after the ACK. cq_engine: max(1, cqe) + 1. dma_write: combinational.
+    # requester: completion 2 cycles after the ACK. cq_engine: max(1, cqe) + 1. dma_write:
+    # combinational.
     "retire": 2,
     "cqe": 1,
     "write": 0,
@@ -116,7 +123,7 @@ def completion_tlps(pcie, address, size):
 
 
 def packets(wire, size, mtu):
-    """(payload, charged bytes) of each packet of a WRITE; payload is padded to dwords on the wire."""
+    """(payload, charged bytes) of each packet of a WRITE; dwords are charged."""
     count = max(-(-size // mtu), 1)
     payloads = [min(mtu, size - index * mtu) for index in range(count)]
     return [
@@ -130,7 +137,7 @@ def packets(wire, size, mtu):
 
 
 def _beats(address, size, limit, overhead):
-    """Charged bytes of each beat of the TLPs of a run of bytes; a TLP's first beat carries its overhead."""
+    """Charged bytes of each beat of the TLPs of a run; a first beat carries the overhead."""
     costs = []
     for piece in split(address, size, limit):
         costs += [
@@ -178,7 +185,7 @@ class Idle:
         return max(1, cycles(getattr(self.nic, f"{name}_ns")))
 
     def crossing(self, source, target, costs):
-        """Beats from one device's edge to another's, all offered at once: (terms for the first beat, for the last).
+        """Beats from one device's edge to another's, all offered at once: (terms of first, of last).
 
         `costs` are the charged bytes of each beat.
         """
@@ -204,9 +211,10 @@ class Idle:
         ]
 
     def read(self, reader, owner, address, size):
-        """A read by a device of another's memory: (terms to the first beat's arrival, to the last one's)."""
+        """A read of another device's memory: (terms to the first beat's arrival, to the last's)."""
         pcie = self.pcie
-        # Requests leave back to back; the memory answers in order without a gap, so the first request starts the stream.
+        # Requests leave back to back; the memory answers in order without a gap, so the first
+        # request starts the stream.
         ask, _ = self.crossing(reader, owner, [pcie.mrd_overhead_bytes])
         wait = Terms(
             [(f"{owner} memory read", max(2, cycles(getattr(self.memory, f"{owner}_read_ns"))))]
@@ -229,7 +237,7 @@ class Idle:
         )
 
     def sending(self, size):
-        """Beats of a message on the wire, offered without a gap: (cycles to its first beat sent, to its last)."""
+        """Beats of a message offered without a gap: (cycles to the first one sent, to the last)."""
         meter = _Meter(byte_interval(self.wire.gbps))
         ends, cycle = [], 0
         for payload, charged in packets(self.wire, size, self.nic.mtu_bytes):
@@ -264,7 +272,9 @@ class Idle:
         raddr=0,
         extra_pieces=0,
     ):
-        """Hardware segments of one WRITE, {landmark: Terms} in path order. Up to one line of payload also `landed`, from `rx_last`.
+        """Hardware segments of one WRITE, {landmark: Terms} in path order.
+
+        Up to one line of payload also `landed`, from `rx_last`.
 
         Parameters
         ----------
@@ -303,7 +313,8 @@ class Idle:
         decode = self._fixed("decode") + Terms(
             [("wqe", self._nic("wqe")), ("segments", extra_pieces)]
         )
-        # The operation waits `tx` on its own while its payload is on the way; it is ready one `decode` after the WQE.
+        # The operation waits `tx` on its own while its payload is on the way; it is ready one
+        # `decode` after the WQE.
         wait = self._fixed("requester") + Terms([("tx", self._nic("tx"))])
         if inline:
             found["payload"] = decode + self._fixed("gather_inline")
@@ -340,7 +351,8 @@ class Idle:
             + self.write("nic", rings, 0, LINE)
         )
         if 0 < size <= LINE:
-            # Of larger messages the writes overlap with the wire: how much depends on which of the two is faster.
+            # Of larger messages the writes overlap with the wire: how much depends on which of the
+            # two is faster.
             found["landed"] = (
                 Terms([("rx", self._nic("rx"))])
                 + self._fixed("responder_write", "write")

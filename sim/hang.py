@@ -1,4 +1,4 @@
-"""The report of a hang: which queues are blocked, how far each got, and who waits for whom (design 3.3)."""
+"""The report of a hang: which queues are blocked, how far each got, who waits for whom."""
 
 import numpy as np
 
@@ -27,8 +27,9 @@ def hang_report(log, messages, connections, status=None):
     Returns
     -------
     dict
-        `queues`: of each blocked one `node`, `qp`, its indices in blocks without wrapping (`posted`, `rung`, `fetched`, `acked`,
-        `completed`: all below are in that state) and `waits` in words; `waits`: all of those; `agents`; `last_events`.
+        `queues`: of each blocked one `node`, `qp`, its indices in blocks without wrapping
+        (`posted`, `rung`, `fetched`, `acked`, `completed`: all below are in that state) and `waits`
+        in words; `waits`: all of those; `agents`; `last_events`.
     """
     joins = Joins(log, columns(messages), connections)
     software = {(queue.node, queue.qp): queue for queue in status.queues} if status else {}
@@ -160,7 +161,8 @@ def _on_the_wire(streams, queue, key, far):
     sent = streams.sent["group"] == key
     if not np.any(sent):
         return (
-            f"{waiting} blocks fetched, no packet sent: the requester or the payload reads do not move"
+            f"{waiting} blocks fetched, no packet sent: "
+            "the requester or the payload reads do not move"
             + _lost(streams, node, far, requests=True)
         )
     psn = int(streams.sent["psn"][sent][-1])
@@ -194,8 +196,8 @@ def _on_the_wire(streams, queue, key, far):
     answered &= (streams.transmitted["dest"] == node) & (streams.transmitted["dest_qp"] == qp)
     if np.any(answered):
         text += (
-            f" and sent its last ACK for PSN {int(streams.transmitted['psn'][answered][-1])} in cycle "
-            f"{int(streams.transmitted['cycle'][answered][-1])}"
+            f" and sent its last ACK for PSN {int(streams.transmitted['psn'][answered][-1])} "
+            f"in cycle {int(streams.transmitted['cycle'][answered][-1])}"
         )
     else:
         text += " and no ACK of it left"
@@ -214,7 +216,7 @@ def _on_the_wire(streams, queue, key, far):
 
 
 def _lost(streams, node, far, *, requests, qp=None):
-    """Packets of a connection that a fault swallowed: requests where they leave, ACKs where those leave."""
+    """Packets of a connection that a fault swallowed, where they leave: its requests, or its ACKs."""
     if far is None:
         return ""
     drops, (peer, peer_qp) = streams.drops, far
@@ -229,8 +231,8 @@ def _lost(streams, node, far, *, requests, qp=None):
         return ""
     what, whose = ("packets", node) if requests else ("ACKs", peer)
     return (
-        f"; {np.count_nonzero(mask)} {what} of node {whose} dropped by a wire fault, the last in cycle "
-        f"{int(drops['cycle'][mask][-1])}"
+        f"; {np.count_nonzero(mask)} {what} of node {whose} dropped by a wire fault, "
+        f"the last in cycle {int(drops['cycle'][mask][-1])}"
     )
 
 

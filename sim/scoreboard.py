@@ -1,15 +1,17 @@
-"""Judges a run: event log, timeline and memory in, violations and counters out (design 5, "Always-on checks").
+"""Judges a run: event log, timeline and memory in, violations and counters out.
 
 | violation | found when |
 |---|---|
 | `wrong_data` | a payload byte is not what the reference says |
 | `guard_overwritten` | a byte that nobody may write has changed |
-| `retired_twice`, `never_retired`, `retired_unposted` | a WQE left the send queue not exactly once |
+| `retired_twice`, `never_retired` | a posted WQE left the send queue not exactly once |
+| `retired_unposted` | a WQE left that was never posted |
 | `completion_lost` | a signalled WQE was retired, but no CQE was committed, or it was never seen |
 | `completion_twice` | more CQEs than asked for: two of a WQE, one of an unsignalled or of none |
 | `completion_status` | a WQE was retired with an error |
-| `index_out_of_bounds` | a ring beyond what was written or more than the depth ahead; a fetch beyond the ring; a retirement beyond the fetch |
-| `link_over_rate` | over some stretch a link carried more bytes than its rate allows, plus one TLP or packet |
+| `index_out_of_bounds` | a ring beyond what was written or more than the depth ahead, a fetch
+  beyond the ring, or a retirement beyond the fetch |
+| `link_over_rate` | over some stretch a link carried more than its rate allows plus one item |
 | `hang` | the run ended with nothing going on |
 
 What a hang leaves unfinished is told by its report, not by `never_retired`.
@@ -140,7 +142,7 @@ def _first_queue(hang):
 
 
 def _level(groups, cycles, values, at_groups, at_cycles):
-    """Highest value of the same group up to and including a cycle; a very low number where there is none."""
+    """Highest value of the same group up to and including a cycle; very low where there is none."""
     nothing = np.full(len(at_groups), np.iinfo(np.int64).min // 2)
     if not len(groups):
         return nothing
@@ -200,7 +202,8 @@ class _Court:
                 "found": difference.found,
                 "memory": difference.memory,
             }
-            bytes_ = f"{difference.count} B from {difference.memory}:{difference.address:#x} of node {difference.node}"
+            place = f"{difference.memory}:{difference.address:#x} of node {difference.node}"
+            bytes_ = f"{difference.count} B from {place}"
             values = f"expected {difference.expected}, found {difference.found}"
             row = self._rows.get(difference.message, ABSENT)
             if row < 0:
@@ -215,7 +218,8 @@ class _Court:
             message = self._of(row)
             self.accuse(
                 "wrong_data",
-                f"message {message['message']} (node {message['node']}, QP {message['qp']}, WQE {message['wqe_index']}) "
+                f"message {message['message']} "
+                f"(node {message['node']}, QP {message['qp']}, WQE {message['wqe_index']}) "
                 f"from its byte {offset}, {bytes_}: {values}; "
                 + (f"landed in cycle {landed}" if landed >= 0 else "nothing of it landed"),
                 **message,
@@ -337,7 +341,8 @@ class _Court:
             most,
         )
         base = np.array([start.get(int(g), 0) for g in rings["group"]], np.int64)
-        # What retires in this very cycle was out of the queue when the ring came in, or will be at once.
+        # What retires in this very cycle was out of the queue when the ring came in, or will be at
+        # once.
         freed = np.maximum(
             _level(
                 retired["group"], retired["cycle"], retired_ends, rings["group"], rings["cycle"]
@@ -410,7 +415,8 @@ class _Court:
             )
 
     def _rate(self, name, node, cycles, wire, interval, what):
-        # Cycle of each start less the time that all before it take. It never falls where the rate is kept.
+        # Cycle of each start less the time that all before it take. It never falls where the rate
+        # is kept.
         per_byte = interval / (1 << BYTE_FRACTION)
         spare = cycles - (np.cumsum(wire) - wire) * per_byte
         excess = np.maximum.accumulate(spare) - spare - (wire.max(initial=0) * per_byte + 1)
@@ -418,8 +424,8 @@ class _Court:
         if len(excess) and excess[worst] > 0:
             self.accuse(
                 "link_over_rate",
-                f"{name} of node {node}: the {what} of item {worst} is {excess[worst]:.0f} cycles earlier "
-                "than the rate allows",
+                f"{name} of node {node}: the {what} of item {worst} is {excess[worst]:.0f} cycles "
+                "earlier than the rate allows",
                 cycle=int(cycles[worst]),
                 node=node,
             )

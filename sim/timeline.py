@@ -3,17 +3,20 @@
 Joins, all vectorised:
 
 - software events carry the message number;
-- events of the NIC carry (node, QP, WQE index). An index has 16 bits: in the order of occurrence it is unwrapped to a
-  number without end, starting at the first index that software wrote to that QP;
-- packets are found by (responder, its QP, PSN): the events of the transmitter say which WQE a PSN belongs to, and the connection
-  whose WQE it is; PSNs are unwrapped alike. The low 12 bits of a QPN are the index of its context (`sim.connect`);
-- what covers several WQEs (a ring, a fetch, an ACK, a CQE) is the first event in time that reaches the message's index.
-  Where it belongs to another message, `rung_by`, `fetched_by` and `covered_by` name that one.
+- events of the NIC carry (node, QP, WQE index). An index has 16 bits: in the order of occurrence it
+  is unwrapped to a number without end, starting at the first index that software wrote to that QP;
+- packets are found by (responder, its QP, PSN): the events of the transmitter say which WQE a PSN
+  belongs to, and the connection whose WQE it is; PSNs are unwrapped alike. The low 12 bits of a QPN
+  are the index of its context (`sim.connect`);
+- what covers several WQEs (a ring, a fetch, an ACK, a CQE) is the first event in time that reaches
+  the message's index. Where it belongs to another message, `rung_by`, `fetched_by` and `covered_by`
+  name that one.
 
-A segment ends at the landmark it is named after and begins where the previous one ended; a landmark that does not
-exist (no fetch of a pushed WQE, no payload read of inline data) has no segment. Where a landmark lies before its
-predecessor (a shared one, or work done ahead), it caused no delay: it is moved onto its predecessor and its segment is 0. Segments are
-thus never negative and always add up to the latency. `landed` lies beside the sum, unless it ends the measurement.
+A segment ends at the landmark it is named after and begins where the previous one ended; a landmark
+that does not exist (no fetch of a pushed WQE, no payload read of inline data) has no segment. Where
+a landmark lies before its predecessor (a shared one, or work done ahead), it caused no delay: it is
+moved onto its predecessor and its segment is 0. Segments are thus never negative and always add up
+to the latency. `landed` lies beside the sum, unless it ends the measurement.
 """
 
 from pathlib import Path
@@ -61,7 +64,7 @@ _BITS = 40
 
 
 def columns(messages):
-    """Messages (dict of arrays, or sequence of dicts) as dict of int64 arrays of `MESSAGE_FIELDS`."""
+    """Messages (dict of arrays, or sequence of dicts) as int64 arrays of `MESSAGE_FIELDS`."""
     if not isinstance(messages, dict):
         rows = list(messages)
         messages = {key: [row[key] for row in rows] for key in MESSAGE_FIELDS}
@@ -99,7 +102,7 @@ def lookup(keys, values, wanted, default):
 
 
 def find(keys, wanted, last=True):
-    """Position of the last (or first) of `keys` that equals each of `wanted`; `ABSENT` where there is none."""
+    """Position of the last (or first) of `keys` that equals each of `wanted`, or `ABSENT`."""
     if not len(keys):
         return np.full(len(wanted), ABSENT)
     order = np.argsort(keys, kind="stable")
@@ -114,7 +117,7 @@ def find(keys, wanted, last=True):
 
 
 def reach(groups, values, wanted_groups, wanted):
-    """Position of the first event of the same group, in time, whose value is at least the wanted one; or `ABSENT`."""
+    """First event of the same group, in time, whose value is at least the wanted one, or `ABSENT`."""
     if not len(groups):
         return np.full(len(wanted), ABSENT)
     order = np.argsort(groups, kind="stable")
@@ -163,8 +166,8 @@ class Joins:
     connections : sequence of (node, qp, peer, peer's qp)
         Context indices of both ends, once from each end.
 
-    Attributes: `groups` (node and QP), `responders` (the same of the far end) and `index` (unwrapped WQE index) of the messages;
-    `posted` says for which the index holds.
+    Attributes: `groups` (node and QP), `responders` (the same of the far end) and `index`
+    (unwrapped WQE index) of the messages; `posted` says for which the index holds.
     """
 
     def __init__(self, events, messages, connections):
@@ -194,7 +197,7 @@ class Joins:
         self.index[order] = self.unwrapped(self.groups[order], raw)
 
     def unwrapped(self, groups, values):
-        """16-bit indices of a stream of events, unwrapped near the first index that software wrote."""
+        """16-bit indices of a stream of events, unwrapped near the first that software wrote."""
         anchors = lookup(self._anchor_groups, self._anchors, groups, values)
         return unwrap(groups, values & 0xFFFF, 16, anchors)
 
@@ -222,10 +225,11 @@ class Joins:
         return np.where(self.posted, rows, ABSENT)
 
     def sent(self, kind, opcodes):
-        """Packets of requests in TX_FIRST or TX_LAST: `group` is their QP at the requester, `index` their WQE.
+        """Packets of requests in TX_FIRST or TX_LAST with their requester's `group` and `index`.
 
-        The transmitter does not know the QP; the QPN that a packet is addressed to names the connection. TX_LAST does
-        not say which node that is on, but packets of a node leave one behind the other: the n-th last beat ends the n-th first.
+        The transmitter does not know the QP; the QPN that a packet is addressed to names the
+        connection. TX_LAST does not say which node that is on, but packets of a node leave one
+        behind the other: the n-th last beat ends the n-th first.
         """
         table = dict(self.events.of(kind))
         if kind is EventKind.TX_LAST:
@@ -246,7 +250,7 @@ class Joins:
         return table
 
     def packets(self):
-        """Per message its last packet's end (`last`, a cycle) and unwrapped PSN (`psn`, or `ABSENT`).
+        """Per message the end of its last packet (`last`) and its unwrapped PSN (`psn`).
 
         For `psn`: where PSNs start, by QP (`near`, the requester; `far`, the responder).
         """
@@ -281,7 +285,8 @@ def _landmarks(joins):
     seen_at = joins.of(EventKind.RING_SEEN, index="producer")
     marks["ring_seen"] = at(seen_at, joins.covering(seen_at, beyond=1))
 
-    # The message's own ring; else that of the message whose ring reaches it; else the last one before it was seen.
+    # The message's own ring; else that of the message whose ring reaches it; else the last one
+    # before it was seen.
     ring = events.of(EventKind.RING)
     ringer = find(numbers, ring["message"], last=False)
     ring_groups = np.where(ringer >= 0, np.append(joins.groups, 0)[ringer], ABSENT)
@@ -422,9 +427,10 @@ def timeline(events, messages, connections, *, end="seen"):
     end : str
         Landmark that ends the measurement: `seen`, or `landed`.
 
-    Columns: `MESSAGE_FIELDS`; `covered_by`, `rung_by`, `fetched_by` (message number, `ABSENT`: nobody else); one per
-    landmark (its cycle, or `ABSENT`); `latency`; one `segment_<landmark>` each (`ABSENT`: no such segment). A message
-    without issue or without end has no latency and no segments.
+    Columns: `MESSAGE_FIELDS`; `covered_by`, `rung_by`, `fetched_by` (message number, `ABSENT`:
+    nobody else); one per landmark (its cycle, or `ABSENT`); `latency`; one `segment_<landmark>`
+    each (`ABSENT`: no such segment). A message without issue or without end has no latency and no
+    segments.
     """
     if end not in ("seen", "landed"):
         raise ValueError(f"end = {end!r}: allowed 'seen' or 'landed'")
@@ -466,7 +472,7 @@ def _nearest_rank(ordered, per_mille):
 
 
 def latency_stats(latency):
-    """`latency_ns` of a result, from cycles; percentiles are nearest rank. None where there is no message."""
+    """`latency_ns` of a result, from cycles; percentiles are nearest rank. None without messages."""
     if not len(latency):
         return None
     ordered = np.sort(latency) * NS_PER_CYCLE
@@ -482,8 +488,8 @@ def latency_stats(latency):
 def segments_ns(table, rows=slice(None)):
     """Means of the segments over the finished messages among some rows, in path order.
 
-    A message without a segment counts as 0, so that the means add up to the mean latency. A segment that no message
-    has is left out. `landed` is not among them, unless it ended the measurement.
+    A message without a segment counts as 0, so that the means add up to the mean latency. A segment
+    that no message has is left out. `landed` is not among them, unless it ended the measurement.
     """
     whole = table["latency"][rows] >= 0
     means = {}
@@ -523,7 +529,7 @@ def group_stats(table, rows=slice(None), end="seen"):
 
 
 def write_csv(file, tables):
-    """`messages.csv`: one row per message of each path's timeline (`tables` is {path: table}); empty where absent.
+    """`messages.csv`: a row per message of each path's timeline ({path: table}); empty: absent.
 
     `at_<landmark>_ns` is the instant; `<segment>_ns` the time spent in the segment.
     """

@@ -1,7 +1,7 @@
 """Reads the event log (decision 3): decodes it, hashes it, keeps it in the run directory.
 
-A record is 32 bytes. Fields are cut out of it by the layouts of `hw.formats.events`, which are also stored
-with a saved log, so that a log can be read when the formats have changed since.
+A record is 32 bytes. Fields are cut out of it by the layouts of `hw.formats.events`, which are also
+stored with a saved log, so that a log can be read when the formats have changed since.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class Events:
         return self._rows.get(EventKind(kind).value, np.zeros(0, np.int64))
 
     def of(self, kind):
-        """All events of a kind, in order: dict of int64 arrays `cycle`, `node` and the payload's fields."""
+        """All events of a kind, in order: int64 arrays `cycle`, `node` and the payload's fields."""
         number = EventKind(kind).value
         if number not in self._decoded:
             words = self._words[self.rows(kind)]
@@ -125,7 +125,7 @@ class Events:
         return self._decoded[number]
 
     def decode(self, rows):
-        """Events at some positions of the log as dicts `cycle`, `node`, `kind` (name) and the payload's fields."""
+        """Events at some positions as dicts: `cycle`, `node`, `kind` (name) and the fields."""
         decoded = []
         for row in rows:
             words = self._words[row : row + 1]

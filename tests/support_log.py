@@ -13,7 +13,8 @@ from sim.trace import RECORD, Events
 
 _CODECS = {kind: Codec(layout) for kind, layout in EVENTS.items()}
 
-#: Context at node b of QP q of node a < b is q + FAR: the ends of a connection have different indices.
+#: Context at node b of QP q of node a < b is q + FAR: the ends of a connection have different
+#: indices.
 FAR = 5
 MTU = 4096
 #: Cycles from one landmark to the next in the chain that `write` emits.
@@ -25,7 +26,7 @@ def mark(kind, qp=0, index=0):
 
 
 class Log:
-    """Events and messages of two nodes under construction. `messages` are as the judgement wants them."""
+    """Events and messages of two nodes under construction."""
 
     def __init__(self, nodes=2, start_index=0, start_psn=0):
         self.rows, self.messages = [], []
@@ -88,7 +89,8 @@ class Log:
     ):
         """One WRITE whose landmarks follow each other by `STEP`; returns its number.
 
-        A `batch` is the WQEs that this message's doorbell and fetch cover (those before it with `rings=False` have neither).
+        A `batch` is the WQEs that this message's doorbell and fetch cover (those before it with
+        `rings=False` have neither).
         """
         number = len(self.messages)
         index = self._posted.get((node, qp), self.start_index)
@@ -265,7 +267,7 @@ class Log:
 
 
 def repeat(log, count, period):
-    """Events and messages of `count` copies of a log of one message, `period` cycles apart; numbers go on counting."""
+    """Events and messages of `count` copies of a log of one message, `period` cycles apart."""
     one = log.events()
     records = np.tile(one.records, count)
     words = records.view("<u8").reshape(-1, 4)

@@ -26,7 +26,7 @@ def report(log, **queue):
 
 
 def cut(log, first, *kinds):
-    """Removes the events of some kinds from WQE (or PSN) `first` on; they are numbered alike here."""
+    """Removes events of some kinds from WQE `first` on; PSNs are numbered alike here."""
     for kind in kinds:
         log.drop(
             kind,

@@ -312,14 +312,16 @@ def test_counters_and_links_add_up():
         "wire_bytes": 0,
         "utilization": 0.0,
     }
-    # Node 0 sends the requests; the second message is not signalled, so that the first one's completion ends the window.
+    # Node 0 sends the requests; the second message is not signalled, so that the first one's
+    # completion ends the window.
     window = log.events().of(EventKind.SEEN)["cycle"][0]
     assert result.links["wire"]["utilization"] == pytest.approx(
         (9008 + 2 * 42 + 2 * 26) * 8 / 200 / window, rel=1e-4
     )
 
 
-# The reference --------------------------------------------------------------------------------------------------------
+# The reference ------------------------------------------------------------------------------------
+# --------------------
 
 
 def region(name, node, offset, size=256):
