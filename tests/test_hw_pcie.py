@@ -229,7 +229,7 @@ def test_quiet_means_nothing_before_due():
     rng = random.Random(9)
     posted = [beat for _ in range(12) for beat in posted_beats(NIC + rng.randrange(64), rng.randbytes(rng.randrange(1, 200)))]
     reads = [read(NIC, 4, tag) for tag in range(12)]
-    link = Link(posted=posted, reads=reads, gap=0.97, stall=0.3, latency=40, interval=1 << 19, posted_header_credits=2)
+    link = Link(posted=posted, reads=reads, gap=0.95, stall=0.3, latency=40, interval=1 << 19, posted_header_credits=2)
     promise, quiets, last = 0, 0, None
 
     def each(ctx, now):
