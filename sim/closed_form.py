@@ -185,7 +185,7 @@ class Idle:
         return max(1, cycles(getattr(self.nic, f"{name}_ns")))
 
     def crossing(self, source, target, costs):
-        """Beats from one device's edge to another's, all offered at once: (terms of first, of last).
+        """Beats from one device's edge to another's, all offered at once: (first, last).
 
         `costs` are the charged bytes of each beat.
         """

@@ -216,7 +216,7 @@ def _on_the_wire(streams, queue, key, far):
 
 
 def _lost(streams, node, far, *, requests, qp=None):
-    """Packets of a connection that a fault swallowed, where they leave: its requests, or its ACKs."""
+    """Packets of a connection that a fault swallowed, where they leave."""
     if far is None:
         return ""
     drops, (peer, peer_qp) = streams.drops, far

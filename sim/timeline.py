@@ -117,7 +117,7 @@ def find(keys, wanted, last=True):
 
 
 def reach(groups, values, wanted_groups, wanted):
-    """First event of the same group, in time, whose value is at least the wanted one, or `ABSENT`."""
+    """First event of the same group in time that reaches the wanted value, or `ABSENT`."""
     if not len(groups):
         return np.full(len(wanted), ABSENT)
     order = np.argsort(groups, kind="stable")
@@ -472,7 +472,7 @@ def _nearest_rank(ordered, per_mille):
 
 
 def latency_stats(latency):
-    """`latency_ns` of a result, from cycles; percentiles are nearest rank. None without messages."""
+    """`latency_ns` of a result, from cycles; percentiles are nearest rank. None: no message."""
     if not len(latency):
         return None
     ordered = np.sort(latency) * NS_PER_CYCLE
