@@ -9,7 +9,7 @@
 | `completion_lost` | a signalled WQE was retired, but no CQE was committed, or it was never seen |
 | `completion_twice` | more CQEs than asked for: two of a WQE, one of an unsignalled or of none |
 | `completion_status` | a WQE was retired with an error |
-| `index_out_of_bounds` | rung beyond written or depth, fetched beyond rung, retired beyond fetched |
+| `index_out_of_bounds` | rung beyond written or depth, fetched beyond rung, retired beyond that |
 | `link_over_rate` | over some stretch a link carried more than its rate allows plus one item |
 | `hang` | the run ended with nothing going on |
 
