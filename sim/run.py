@@ -161,19 +161,29 @@ def _paths(
     except KeyboardInterrupt:
         cut = "interrupted"
     with progress.phase("judge"):
-        results, logs, tables = [], [], {}
-        for path, ended in done:
-            outcome, log, table = _outcome(scenario, scratch / _WORK / path, path, ended)
-            results.append(outcome)
-            logs.append(log)
-            tables[path] = table
-        trace.save(scratch / "events.npz", logs)
-        timeline.write_csv(scratch / "messages.csv", tables)
-        result = build_result(scenario, results, log_sha256=_log_hash(logs), incomplete=cut)
+        try:
+            result = _judged(scenario, scratch, done, cut)
+        except KeyboardInterrupt:
+            result = _judged(scenario, scratch, done, "interrupted")
     problems = validate(result)
     if problems:
         raise AssertionError("result.json: " + "; ".join(problems))
     return result
+
+
+def _judged(
+    scenario: Scenario, scratch: Path, done: list[tuple[str, Ended | None]], cut: str
+) -> dict[str, Any]:
+    """The result of what was run; writes the event log and the messages."""
+    results, logs, tables = [], [], {}
+    for path, ended in done:
+        outcome, log, table = _outcome(scenario, scratch / _WORK / path, path, ended)
+        results.append(outcome)
+        logs.append(log)
+        tables[path] = table
+    trace.save(scratch / "events.npz", logs)
+    timeline.write_csv(scratch / "messages.csv", tables)
+    return build_result(scenario, results, log_sha256=_log_hash(logs), incomplete=cut)
 
 
 def _log_hash(logs: Iterable[trace.Events]) -> str:
@@ -312,7 +322,7 @@ def _groups(
     groups = []
     place = {int(number): row for row, number in enumerate(table["message"])}
     for group in scenario.plan.groups:
-        rows = np.array([place[number] for number in group.messages if number in place], np.int64)
+        rows: Any = np.array([place[number] for number in group.messages if number in place], np.int64)
         stats = timeline.group_stats(table, rows)
         stats["count"] = len(group.messages)
         limits = ceilings(scenario, path, group)

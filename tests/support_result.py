@@ -2,7 +2,16 @@
 
 from support_log import Log
 
-from sim.job import EVENTS_FILE, Job, MemoryCheck, Messages, QueueState, Status, progress_line
+from sim.job import (
+    EVENTS_FILE,
+    MESSAGE_COLUMNS,
+    Job,
+    MemoryCheck,
+    Messages,
+    QueueState,
+    Status,
+    progress_line,
+)
 from sim.launch import Ended
 from sim.result import PathResult
 from sim.scenario import load
@@ -40,7 +49,8 @@ def path_result(path="gda_minimal", groups=None, **changes):
     values = {
         "path": path, "groups": groups or [group()], "posted": 2, "completed": 2,
         "statuses": {"SUCCESS": 2}, "counters": {"doorbells": 2}, "links": {"wire": {"packets": 4}},
-        "violations": [], "hang": None, "cycles": 5000, "wall_s": 0.5, "event_log_sha256": "ab" * 32,
+        "violations": [], "hang": None, "cycles": 5000, "wall_s": 0.5,
+        "event_log_sha256": "ab" * 32,
     }  # fmt: skip
     return PathResult(**values | changes)
 
@@ -78,15 +88,12 @@ def fake_launch(ended="done", wrong=(), die=False, interrupt=None):
             if done:
                 log.write(cycle, node=m.node, peer=m.peer, qp=qp, size=m.size, inline=inline,
                           proxy=job.path == "ibrc")  # fmt: skip
-            rows.append((m.number, m.group, m.node, m.peer, m.producer, qp, m.number if done else -1,
-                         1, m.size, int(inline), 1, int(done)))  # fmt: skip
+            index = m.number if done else -1
+            rows.append((m.number, m.group, m.node, m.peer, m.producer, qp, index, 1,
+                         m.size, int(inline), 1, int(done)))  # fmt: skip
             progress(progress_line(m.number + 1, len(plan.messages), cycle))
         progress("something else that was printed")
-        names = Messages.__dataclass_fields__ and (
-            "message", "group", "node", "peer", "producer", "qp", "wqe_index", "blocks", "size",
-            "inline", "signaled", "completed",
-        )  # fmt: skip
-        columns = {name: [row[index] for row in rows] for index, name in enumerate(names)}
+        columns = {name: [row[i] for row in rows] for i, name in enumerate(MESSAGE_COLUMNS)}
         (work / EVENTS_FILE).write_bytes(log.events().records.tobytes())
         Messages(columns=columns).save(work)
         MemoryCheck(payload_bytes=144, guard_bytes=64, wrong=tuple(wrong), total=len(wrong)).save(

@@ -1,5 +1,6 @@
 """The command: exit codes, one-line errors, run directories."""
 
+import io
 import json
 import subprocess
 import sys
@@ -255,18 +256,13 @@ def test_explain_of_an_unknown_key_is_bad_input(capsys):
     assert 'explain: KEY = "txns": unknown key; did you mean tx_ns' in capsys.readouterr().err
 
 
-class _Terminal:
+class _Terminal(io.StringIO):
     def __init__(self, live):
-        self.text, self._live = "", live
+        super().__init__()
+        self._live = live
 
     def isatty(self):
         return self._live
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
 
 
 def test_progress_draws_on_a_terminal_and_prints_lines_elsewhere():
@@ -278,12 +274,12 @@ def test_progress_draws_on_a_terminal_and_prints_lines_elsewhere():
                 progress.step(done, 100, "cycle 5")
         progress.build("convert", None)
         progress.build("convert", 1.5)
-        assert ("\r" in stream.text) == live
-        assert "build: convert" in stream.text and "1.5 s" in stream.text
+        assert ("\r" in stream.getvalue()) == live
+        assert "build: convert" in stream.getvalue() and "1.5 s" in stream.getvalue()
         assert [name for name, _ in progress.times] == ["simulate", "build: convert"]
         if not live:
-            assert stream.text.count("simulate:") == 3
-            assert "s to go" in stream.text
+            assert stream.getvalue().count("simulate:") == 3
+            assert "s to go" in stream.getvalue()
 
 
 def test_command_runs_as_a_module():

@@ -253,7 +253,7 @@ def test_values_are_shown_as_toml():
     "make",
     [
         lambda: Workload(kind="put", size=(8,), count=0),
-        lambda: Workload(kind="put", size=[8], count=1),
+        lambda: Workload(**{"kind": "put", "size": [8], "count": 1}),
         lambda: Region(name="", node=0, offset=0, size=1),
         lambda: Fault(kind="drop", node=0, count=0),
     ],
