@@ -30,8 +30,11 @@ def piece_bytes(piece):
     return memory_bytes(piece["address"], piece["length"])
 
 
-def ref_gather(pieces):
-    """Payload of each packet, requests as (address, length, wqe_index), and (wqe_index, inline) of each message's first bytes."""
+def ref_gather(pieces, spans=False):
+    """What the gatherer makes of the pieces.
+
+    Payload of each packet, requests as (address, length, wqe_index), (wqe_index, inline) of each message's first bytes.
+    """
     packets, requests, arrivals, current, begins = [], [], [], b"", True
     for piece in pieces:
         mtu = 1 << piece["mtu_log2"]
@@ -39,10 +42,12 @@ def ref_gather(pieces):
         if begins:
             arrivals.append((piece["wqe_index"], int(piece["inline"])))
         begins = bool(piece["last"])
+        if not piece["inline"] and spans:
+            requests.extend((*part, piece["wqe_index"]) for part in cut(piece["address"], len(raw), 4096))
         done = 0
         while done < len(raw):
             part = raw[done:done + mtu - len(current)]
-            if not piece["inline"]:
+            if not piece["inline"] and not spans:
                 requests.append((piece["address"] + done, len(part), piece["wqe_index"]))
             done, current = done + len(part), current + part
             if len(current) == mtu or (done == len(raw) and piece["last"]):
@@ -80,12 +85,12 @@ def packets_of(lines):
     return packets
 
 
-def rtl_gather(pieces, *, stalls=0.0, seed=1, latency=20, skip=False, limit=20000):
-    dut = Gather(STRUCTURE)
+def rtl_gather(pieces, *, stalls=0.0, seed=1, latency=20, skip=False, spans=False, limit=20000):
+    dut = Gather(STRUCTURE, reads_span_packets=spans)
     reader = Reader(dut.lines, latency=latency, idle=stalls, seed=seed)
     requests = Sink(dut.requests, stall=stalls, seed=seed + 1, on_item=reader.read)
     out = Sink(dut.payload, stall=stalls, seed=seed + 2)
-    expected = ref_gather([p[1] if isinstance(p, tuple) else p for p in pieces])
+    expected = ref_gather([p[1] if isinstance(p, tuple) else p for p in pieces], spans)
     packets = len(expected[0])
     bench = Bench(dut, [Source(dut.pieces, pieces, idle=stalls, seed=seed + 3), requests, reader, out], skip=skip)
     bench.run(limit, done=lambda: sum(line["last"] for line in out.words) >= packets)
@@ -116,9 +121,10 @@ def random_pieces(messages, seed, mtus=(256, 512, 1024), most=900):
     return pieces
 
 
+@pytest.mark.parametrize("spans", [False, True])
 @pytest.mark.parametrize("seed, stalls, latency", [(1, 0.0, 0), (2, 0.3, 20), (3, 0.5, 3), (4, 0.0, 200), (5, 0.2, 60)])
-def test_packets_of_random_pieces(seed, stalls, latency):
-    rtl_gather(random_pieces(25, seed), stalls=stalls, seed=seed, latency=latency)
+def test_packets_of_random_pieces(seed, stalls, latency, spans):
+    rtl_gather(random_pieces(25, seed), stalls=stalls, seed=seed, latency=latency, spans=spans)
 
 
 def test_packets_end_at_the_mtu_and_at_the_end_of_the_message():
@@ -136,10 +142,11 @@ def test_inline_message_takes_one_cycle():
     assert cycles == list(range(1, 41))
 
 
+@pytest.mark.parametrize("spans", [False, True])
 @pytest.mark.parametrize("offset, lost", [(0, 0), (16, 1)])
-def test_large_message_takes_one_cycle_per_line(offset, lost):
+def test_large_message_takes_one_cycle_per_line(offset, lost, spans):
     packets = 4
-    bench = rtl_gather([piece(0x10000 + offset, 4096 * packets)], latency=0)
+    bench = rtl_gather([piece(0x10000 + offset, 4096 * packets)], latency=0, spans=spans)
     cycles = [cycle for cycle, _ in bench.out.items]
     assert cycles[-1] - cycles[0] == 64 * packets - 1 + lost * (packets - 1)
 
@@ -177,8 +184,8 @@ def test_quiet_cycles_can_be_skipped():
 class Chain(wiring.Component):
     """The gatherer with its read engine."""
 
-    def __init__(self):
-        self.gather = Gather(STRUCTURE)
+    def __init__(self, spans):
+        self.gather = Gather(STRUCTURE, reads_span_packets=spans)
         self.read = DmaRead(lines=STRUCTURE.payload_lines, tags=STRUCTURE.payload_tags, tag_base=64)
         members = {**self.gather.signature.members, **self.read.signature.members}
         names = ("pieces", "payload", "mrrs_log2", "tags", "reads", "completions", "error")
@@ -198,8 +205,8 @@ class Chain(wiring.Component):
         return m
 
 
-def rtl_chain(pieces, *, mrrs=512, mps=256, stalls=0.0, latency=(50, 150), seed=1):
-    dut = Chain()
+def rtl_chain(pieces, *, mrrs=512, mps=256, stalls=0.0, latency=(50, 150), seed=1, spans=False):
+    dut = Chain(spans)
     completer = Completer(dut.completions, mps, seed=seed, stalls=stalls, latency=latency)
     reads = Sink(dut.reads, stall=stalls, seed=seed + 1, on_item=completer.read)
     out = Sink(dut.payload, stall=stalls, seed=seed + 2)
@@ -212,22 +219,24 @@ def rtl_chain(pieces, *, mrrs=512, mps=256, stalls=0.0, latency=(50, 150), seed=
     return bench
 
 
-@pytest.mark.parametrize("seed, stalls", [(21, 0.0), (22, 0.3)])
-def test_gather_with_its_read_engine(seed, stalls):
-    rtl_chain(random_pieces(20, seed), stalls=stalls, seed=seed)
+@pytest.mark.parametrize("seed, stalls, spans", [(21, 0.0, False), (22, 0.3, False), (23, 0.3, True)])
+def test_gather_with_its_read_engine(seed, stalls, spans):
+    rtl_chain(random_pieces(20, seed), stalls=stalls, seed=seed, spans=spans)
 
 
-#: Payload bytes, offset within 4 KiB, MTU, reads at MRRS 512 and 4096: where a packet ends within an MRRS block, the next one's
-#: first read is one more than the run would need.
-COUNTS = [(8, 0, 4096, 1, 1), (1024, 0, 4096, 2, 1), (4096, 0, 4096, 8, 1), (4096, 0, 1024, 8, 4), (7408, 0, 4096, 15, 2),
-          (7408, 3312, 4096, 16, 4), (7408, 0, 1024, 15, 8), (14336, 0, 4096, 28, 4)]
+#: Payload bytes, offset within 4 KiB, MTU, reads at MRRS 512 and 4096: with requests that end with
+#: their packet (a packet that ends within an MRRS block costs one read more), and with requests that span packets.
+COUNTS = [(8, 0, 4096, (1, 1), (1, 1)), (1024, 0, 4096, (2, 1), (2, 1)), (4096, 0, 4096, (8, 1), (8, 1)),
+          (4096, 0, 1024, (8, 4), (8, 1)), (7408, 0, 4096, (15, 2), (15, 2)), (7408, 3312, 4096, (16, 4), (15, 3)),
+          (7408, 3312, 1024, (22, 10), (15, 3))]
 
 
-@pytest.mark.parametrize("size, offset, mtu, small, large", COUNTS)
-def test_reads_of_a_message(size, offset, mtu, small, large):
-    for mrrs, count in ((512, small), (4096, large)):
-        bench = rtl_chain([piece(0x40000 + offset, size, mtu=mtu)], mrrs=mrrs)
-        assert len(bench.reads.items) == count
+@pytest.mark.parametrize("size, offset, mtu, cut_counts, span_counts", COUNTS)
+def test_reads_of_a_message(size, offset, mtu, cut_counts, span_counts):
+    for spans, counts in ((False, cut_counts), (True, span_counts)):
+        for mrrs, count in zip((512, 4096), counts, strict=True):
+            bench = rtl_chain([piece(0x40000 + offset, size, mtu=mtu)], mrrs=mrrs, spans=spans)
+            assert len(bench.reads.items) == count
 
 
 def test_reference_sees_a_byte_out_of_place():
