@@ -1,0 +1,134 @@
+"""The work-queue engine: from rings to operations."""
+
+from amaranth.hdl import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .config import NicTiming
+from .formats.context import SqContext
+from .formats.dma import ReadLine, ReadRequest
+from .formats.events import Dropped, EventKind, Fetched, FetchRequested, RingSeen, Stall
+from .formats.op import Op, Piece, PushLine, Retirement, Ring
+from .lib.delay import NOW_BITS, DelayLine, earliest
+from .lib.stream import connect
+from .lib.trace import Probe
+from .qp_context import ConfigPort, ContextPort
+from .wq_scheduler import WqScheduler
+from .wqe_decoder import WqeDecoder
+from .wqe_intake import WqeBlock, WqeIntake
+
+__all__ = ["WqEngine"]
+
+
+class WqEngine(wiring.Component):
+    """Fetches WQEs that were rung, or takes them from their push, and decodes them into operations and pieces.
+
+    Work of one QP is done in order, that of several QPs in turns. See `WqScheduler` for what is fetched when, `WqeIntake` for how blocks
+    become WQEs, and `WqeDecoder` for what a WQE means.
+
+    Parameters
+    ----------
+    structure : Structure
+
+    Members
+    -------
+    rings : In(stream of `Ring`)
+    pushes : In(stream of `PushLine`)
+        Lines of those rings that have `pushed` set.
+    lines : In(stream of `ReadLine`)
+        Answers to `requests`, in their order.
+    retired : In(`valid`, `payload`: Retirement)
+        At most one per cycle; always taken.
+    config : In(ConfigPort)
+    sq : Out(ContextPort(SqContext))
+    requests : Out(stream of `ReadRequest`)
+        Runs of whole blocks.
+    ops : Out(stream of `Op`)
+    pieces : Out(stream of `Piece`)
+        Pieces of all operations, in order; an operation is offered no later than its first piece.
+    now : In
+        Cycle number.
+    timing : In(NicTiming)
+        `wqe`, `fetch_blocks`, `window_blocks`, `qp_interval` and `total_interval` are looked at.
+    quiet : Out(1)
+        Nothing changes before `due` unless an input arrives. Blocks may be under way, QPs may be parked.
+    due : Out
+    on_ring_seen, on_fetch_requested, on_fetched, on_dropped, on_stall_window, on_stall_rate : Out(Probe)
+        FETCHED is when the last block of a WQE came in, before the delay `wqe`.
+
+    Timing
+    ------
+    Ring to request 3 cycles, ring to the first block of its push 1 cycle. Last block of a WQE to its operation max(1, `wqe`) + 2 cycles
+    if it has one segment in one block, and is taken 2 cycles later than the one before. At most `wqe_lines` blocks are in the delay.
+    """
+
+    def __init__(self, structure):
+        self._structure = structure
+        super().__init__({
+            "rings": In(stream.Signature(Ring)),
+            "pushes": In(stream.Signature(PushLine)),
+            "lines": In(stream.Signature(ReadLine)),
+            "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+            "config": In(ConfigPort()),
+            "sq": Out(ContextPort(SqContext)),
+            "requests": Out(stream.Signature(ReadRequest)),
+            "ops": Out(stream.Signature(Op)),
+            "pieces": Out(stream.Signature(Piece)),
+            "now": In(NOW_BITS),
+            "timing": In(NicTiming),
+            "quiet": Out(1),
+            "due": Out(NOW_BITS),
+            "on_ring_seen": Out(Probe(EventKind.RING_SEEN, RingSeen)),
+            "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
+            "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
+            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+            "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
+            "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.scheduler = scheduler = WqScheduler(self._structure)
+        m.submodules.intake = intake = WqeIntake(self._structure)
+        m.submodules.delay = delay = DelayLine(WqeBlock, self._structure.wqe_lines)
+        m.submodules.decoder = decoder = WqeDecoder(self._structure)
+
+        connect(m, self.rings, scheduler.rings)
+        connect(m, self.pushes, scheduler.pushes)
+        connect(m, scheduler.requests, self.requests)
+
+        connect(m, self.lines, intake.lines)
+        connect(m, scheduler.pushed, intake.pushed)
+        connect(m, intake.o, delay.i)
+        connect(m, delay.o, decoder.blocks)
+
+        connect(m, decoder.ops, self.ops)
+        connect(m, decoder.pieces, self.pieces)
+
+        m.d.comb += [
+            scheduler.retired.valid.eq(self.retired.valid),
+            scheduler.retired.payload.eq(self.retired.payload),
+            self.sq.address.eq(scheduler.sq.address),
+            scheduler.sq.data.eq(self.sq.data),
+            intake.asked_qp.eq(scheduler.asked_qp),
+            scheduler.arrived.eq(intake.arrived),
+            intake.turn_qp.eq(scheduler.turn_qp),
+            scheduler.followers.eq(intake.followers),
+
+            scheduler.now.eq(self.now),
+            delay.now.eq(self.now),
+            decoder.now.eq(self.now),
+            scheduler.timing.eq(self.timing),
+            delay.latency.eq(self.timing.wqe),
+            decoder.total_interval.eq(self.timing.total_interval),
+        ]
+        for block in (scheduler, intake):
+            m.d.comb += [block.config.valid.eq(self.config.valid), block.config.payload.eq(self.config.payload)]
+        for block, name in ((scheduler, "on_ring_seen"), (scheduler, "on_fetch_requested"), (scheduler, "on_dropped"),
+                            (scheduler, "on_stall_window"), (intake, "on_fetched"), (decoder, "on_stall_rate")):
+            wiring.connect(m, getattr(block, name), wiring.flipped(getattr(self, name)))
+        m.d.comb += [
+            self.quiet.eq(scheduler.quiet & delay.quiet & decoder.quiet),
+            self.due.eq(earliest(m, [scheduler.due, delay.due])),
+        ]
+        return m
