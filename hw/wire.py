@@ -159,6 +159,7 @@ class Wire(wiring.Component):
     ------
     On an idle wire a packet of B charged bytes, its first beat accepted at t and its beats offered without a gap, has its last beat enter the
     output register (`on_tx_last`) at t + ceil(B * cycles per byte) and on `tx_valid` one cycle later; at least 1 and 2 cycles.
+    (One cycle more if its last two beats end within one cycle: one beat leaves per cycle.)
     On a busy wire the fractions carry over: n packets take the sum of their bytes times the interval, within one cycle.
     A beat that arrives in cycle t is offered from t + max(1, rx); one beat per cycle. `rx_credit` follows one cycle after its beat was taken.
     """

@@ -61,17 +61,17 @@ class Recorder:
 
 
 class ContextTable:
-    """A context table with one cycle of latency; `table` is a dict of dicts."""
+    """A context table of `size` entries with one cycle of latency; `table` is a dict of dicts."""
 
-    def __init__(self, port, shape, table):
-        self.port, self.shape, self.address = port, shape, 0
+    def __init__(self, port, shape, table, size=4):
+        self.port, self.size, self.address = port, size, 0
         self.words = {index: pack(shape, context) for index, context in table.items()}
 
     def drive(self, ctx, cycle):
         ctx.set(_bits(self.port.data), self.words.get(self.address, 0))
 
     def sample(self, ctx, cycle):
-        self.address = ctx.get(self.port.address)
+        self.address = ctx.get(self.port.address) % self.size
 
 
 def context_writes(table, shape, contexts):
