@@ -1,11 +1,11 @@
 """Structure to binary: converts, verilates and compiles, once per structure.
 
-`build()` is safe for concurrent callers: each name has a lock file, work happens in a temporary directory, and a finished
-directory appears by one rename. What does not depend on the structure (Verilator's runtime, the bench, the engine without
-the nodes) is compiled once and shared.
+`build()` is safe for concurrent callers: each name has a lock file, work happens in a temporary
+directory, and a finished directory appears by one rename. What does not depend on the structure
+(Verilator's runtime, the bench, the engine without the nodes) is compiled once and shared.
 
-The compiler is called directly. Verilator's own makefile would need perl and a patched include flag with the PyPI wheel, and
-lets environment variables such as LIBS or CXXFLAGS leak into its command lines.
+The compiler is called directly. Verilator's own makefile would need perl and a patched include flag
+with the PyPI wheel, and lets environment variables such as LIBS or CXXFLAGS leak into its commands.
 """
 
 from __future__ import annotations
@@ -36,15 +36,41 @@ JOBS = 2
 
 #: Parts of the binary that do not depend on the structure.
 SHARED_SOURCES = ("engine.cpp", "main.cpp", "sha256.cpp")
-RUNTIME_SOURCES = ("verilated.cpp", "verilated_dpi.cpp", "verilated_vpi.cpp", "verilated_threads.cpp")
-VERILATE = ("--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--no-timing", "--output-split", "20000")
+RUNTIME_SOURCES = (
+    "verilated.cpp",
+    "verilated_dpi.cpp",
+    "verilated_vpi.cpp",
+    "verilated_threads.cpp",
+)
+VERILATE = (
+    "--cc",
+    "-O3",
+    "--x-assign",
+    "fast",
+    "--x-initial",
+    "fast",
+    "--no-timing",
+    "--output-split",
+    "20000",
+)
 #: The model is all of the run time, the rest is not worth the seconds.
 MODEL_FLAGS = ("-O2",)
 SHARED_FLAGS = ("-O2",)
 RUNTIME_FLAGS = ("-O1",)
 #: Variables that change what a compiler does without being seen in its command line.
-LEAKY = ("LIBS", "LDFLAGS", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "LIBRARY_PATH",
-         "MAKEFLAGS", "VERILATOR_ROOT")
+LEAKY = (
+    "LIBS",
+    "LDFLAGS",
+    "CFLAGS",
+    "CXXFLAGS",
+    "CPPFLAGS",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "MAKEFLAGS",
+    "VERILATOR_ROOT",
+)
 
 Progress = Callable[[str, float | None], None]
 
@@ -64,18 +90,31 @@ class Verilator:
 
 
 def _environment(**more: str) -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key not in LEAKY} | {"LC_ALL": "C", "CCACHE_DISABLE": "1"} | more
+    return (
+        {key: value for key, value in os.environ.items() if key not in LEAKY}
+        | {"LC_ALL": "C", "CCACHE_DISABLE": "1"}
+        | more
+    )
 
 
 def _run(command: Iterable[object], cwd: Path | None = None, **environment: str) -> str:
     words = [str(word) for word in command]
     try:
-        done = subprocess.run(words, cwd=cwd, env=_environment(**environment), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env=_environment(**environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError as error:
         raise BuildError(f"{words[0]}: {error.strerror}") from error
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines()
-        raise BuildError("\n".join([f"{Path(words[0]).name} failed with status {done.returncode}", *said[-40:]]))
+        raise BuildError(
+            "\n".join([f"{Path(words[0]).name} failed with status {done.returncode}", *said[-40:]])
+        )
     return done.stdout + done.stderr
 
 
@@ -103,7 +142,9 @@ def find_verilator() -> Verilator:
         root = Path(verilator.__file__).resolve().parent
         candidates.append((root / "bin" / "verilator_bin", root))
     if system := shutil.which("verilator_bin"):
-        candidates.append((Path(system), Path(_run([system, "--getenv", "VERILATOR_ROOT"]).strip())))
+        candidates.append(
+            (Path(system), Path(_run([system, "--getenv", "VERILATOR_ROOT"]).strip()))
+        )
     for binary, root in candidates:
         if not binary.exists():
             continue
@@ -117,7 +158,7 @@ def find_verilator() -> Verilator:
 
 
 def cache_root() -> Path:
-    """Where builds are kept: `build/` of the checkout, or the user's cache if bellwire is installed elsewhere."""
+    """Where builds are kept: `build/` of a checkout, else a folder of the user's cache."""
     if (ROOT / "pyproject.toml").exists():
         return ROOT / "build"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bellwire"
@@ -157,30 +198,64 @@ def _waveforms(trace: bool) -> tuple[str, ...]:
     """Verilator's trace option: FST if its compression library is installed, else VCD."""
     if not trace:
         return ()
-    done = subprocess.run([_compiler()[0], "-E", "-x", "c++", "-"], input="#include <lz4.h>\n#include <zlib.h>\n", text=True,
-                          capture_output=True, check=False, env=_environment())
+    done = subprocess.run(
+        [_compiler()[0], "-E", "-x", "c++", "-"],
+        input="#include <lz4.h>\n#include <zlib.h>\n",
+        text=True,
+        capture_output=True,
+        check=False,
+        env=_environment(),
+    )
     return ("--trace-fst",) if done.returncode == 0 else ("--trace-vcd",)
 
 
 def _defines(trace: tuple[str, ...]) -> list[str]:
     fst, vcd = "--trace-fst" in trace, "--trace-vcd" in trace
     values = {
-        "VERILATOR": 1, "VM_COVERAGE": 0, "VM_SC": 0, "VM_TIMING": 0, "VM_TRACE": int(bool(trace)), "VM_TRACE_FST": int(fst),
-        "VM_TRACE_VCD": int(vcd), "VM_TRACE_SAIF": 0, "VL_TIME_CONTEXT": 1,
+        "VERILATOR": 1,
+        "VM_COVERAGE": 0,
+        "VM_SC": 0,
+        "VM_TIMING": 0,
+        "VM_TRACE": int(bool(trace)),
+        "VM_TRACE_FST": int(fst),
+        "VM_TRACE_VCD": int(vcd),
+        "VM_TRACE_SAIF": 0,
+        "VL_TIME_CONTEXT": 1,
     }
     return [f"-D{name}={value}" for name, value in values.items()]
 
 
 def _include(verilator: Verilator) -> list[str]:
-    return [f"-I{verilator.root / 'include'}", f"-I{verilator.root / 'include' / 'vltstd'}", f"-I{ENGINE}"]
+    return [
+        f"-I{verilator.root / 'include'}",
+        f"-I{verilator.root / 'include' / 'vltstd'}",
+        f"-I{ENGINE}",
+    ]
 
 
-def _verilate(verilator: Verilator, top: str, prefix: str, into: Path, files: Iterable[Path], *more: str) -> None:
-    _run([verilator.binary, *VERILATE, *more, "--prefix", prefix, "--top-module", top, "--Mdir", into, *files],
-         VERILATOR_ROOT=str(verilator.root))
+def _verilate(
+    verilator: Verilator, top: str, prefix: str, into: Path, files: Iterable[Path], *more: str
+) -> None:
+    _run(
+        [
+            verilator.binary,
+            *VERILATE,
+            *more,
+            "--prefix",
+            prefix,
+            "--top-module",
+            top,
+            "--Mdir",
+            into,
+            *files,
+        ],
+        VERILATOR_ROOT=str(verilator.root),
+    )
 
 
-def _compile(sources: Iterable[tuple[Path, tuple[str, ...]]], into: Path, flags: list[str]) -> list[Path]:
+def _compile(
+    sources: Iterable[tuple[Path, tuple[str, ...]]], into: Path, flags: list[str]
+) -> list[Path]:
     """Compile `sources` (path and its optimisation) to objects in `into`; the largest first."""
     compiler = _compiler()[0]
 
@@ -232,8 +307,15 @@ def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
     return final
 
 
-def build(structure_hash: str, verilog: str | Callable[[], str], *, trace: bool = False, sources: Iterable[Path] | None = None,
-          cache: Path | None = None, progress: Progress | None = None) -> Path:
+def build(
+    structure_hash: str,
+    verilog: str | Callable[[], str],
+    *,
+    trace: bool = False,
+    sources: Iterable[Path] | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
     """Return the binary of a structure, building it if it is not in the cache.
 
     Parameters
@@ -241,7 +323,8 @@ def build(structure_hash: str, verilog: str | Callable[[], str], *, trace: bool 
     structure_hash
         Names the structure; a part of the directory's name.
     verilog
-        The node's Verilog (top module `node`), or a function that makes it. A function is called only if the binary is missing.
+        The node's Verilog (top module `node`), or a function that makes it. A function is called
+        only if the binary is missing.
     trace
         With waveform support (FST if liblz4-dev is installed, else VCD).
     sources
@@ -259,19 +342,37 @@ def build(structure_hash: str, verilog: str | Callable[[], str], *, trace: bool 
     verilator, cache = find_verilator(), cache or cache_root()
     phase = _Phases(progress)
     waveforms = _waveforms(trace)
-    libraries = _libraries()
+    libraries, compiler = _libraries(), _compiler()[0]
     flags = [*_defines(waveforms), *_include(verilator)]
-    tools = (verilator.text, _compiler()[1], str(libraries), VERILATE, MODEL_FLAGS, SHARED_FLAGS, RUNTIME_FLAGS, waveforms)
+    tools = (
+        verilator.text,
+        _compiler()[1],
+        str(libraries),
+        VERILATE,
+        MODEL_FLAGS,
+        SHARED_FLAGS,
+        RUNTIME_FLAGS,
+        waveforms,
+    )
     if isinstance(verilog, str):
         origin: tuple[object, ...] = (verilog,)
     else:
         import amaranth
 
         origin = (amaranth.__version__, *(sources if sources is not None else _hardware_sources()))
-    name = f"{structure_hash}-{_digest(*tools, *_engine_sources(), *origin)}{'-waves' if trace else ''}"
+    digest = _digest(*tools, *_engine_sources(), *origin)
+    name = f"{structure_hash}-{digest}{'-waves' if trace else ''}"
 
     def make_shared(into: Path) -> None:
-        _verilate(verilator, "bench", "Vbench", into / "bench", [ENGINE / "bench.vlt", ENGINE / "bench.sv"], "--vpi", *waveforms)
+        _verilate(
+            verilator,
+            "bench",
+            "Vbench",
+            into / "bench",
+            [ENGINE / "bench.vlt", ENGINE / "bench.sv"],
+            "--vpi",
+            *waveforms,
+        )
         runtime = list(RUNTIME_SOURCES)
         runtime += ["verilated_fst_c.cpp"] if "--trace-fst" in waveforms else []
         runtime += ["verilated_vcd_c.cpp"] if "--trace-vcd" in waveforms else []
@@ -282,21 +383,31 @@ def build(structure_hash: str, verilog: str | Callable[[], str], *, trace: bool 
         shutil.rmtree(into / "bench")
 
     def make(into: Path) -> None:
-        with phase("shared"):
-            shared = _once(cache, f"shared-{_digest(*tools, *_engine_sources())}", make_shared)
-        with phase("convert"):
-            (into / "node.v").write_text(verilog if isinstance(verilog, str) else verilog())
         model = into / "model"
-        with phase("verilate"):
-            _verilate(verilator, "node", "Vnode", model,
-                      [ENGINE / "waivers.vlt", into / "node.v", *sorted(ENGINE.glob("sim_*.sv"))], *waveforms)
+        # Conversion uses one core for long; the shared part fills the other.
+        with ThreadPoolExecutor(1) as side:
+            runtime = side.submit(
+                _once, cache, f"shared-{_digest(*tools, *_engine_sources())}", make_shared
+            )
+            with phase("convert"):
+                (into / "node.v").write_text(verilog if isinstance(verilog, str) else verilog())
+            with phase("verilate"):
+                sources = [
+                    ENGINE / "waivers.vlt",
+                    into / "node.v",
+                    *sorted(ENGINE.glob("sim_*.sv")),
+                ]
+                _verilate(verilator, "node", "Vnode", model, sources, *waveforms)
+            with phase("runtime"):
+                shared = runtime.result()
         with phase("compile"):
             jobs = [(path, MODEL_FLAGS) for path in (*model.glob("*.cpp"), ENGINE / "nodes.cpp")]
             objects = _compile(jobs, model, [*flags, f"-I{model}"])
         with phase("link"):
             compression = ["-llz4", "-lz"] if "--trace-fst" in waveforms else []
-            _run([_compiler()[0], "-rdynamic", "-o", into / BINARY, *objects, *sorted(shared.glob("*.o")),
-                  f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lcocotbvpi_verilator", *compression, "-lpthread"])
+            search = [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+            linked = [*objects, *sorted(shared.glob("*.o")), *search, "-lcocotbvpi_verilator"]
+            _run([compiler, "-rdynamic", "-o", into / BINARY, *linked, *compression, "-lpthread"])
         shutil.rmtree(model)
 
     return _once(cache, name, make) / BINARY
@@ -308,13 +419,25 @@ def lint(verilog: str) -> None:
     Raises
     ------
     BuildError
-        With Verilator's messages, if there is a warning that `sim/engine/waivers.vlt` does not name.
+        With Verilator's messages, if `sim/engine/waivers.vlt` does not name one of them.
     """
     verilator = find_verilator()
     with tempfile.TemporaryDirectory() as work:
         node = Path(work) / "node.v"
         node.write_text(verilog)
-        for top, files in (("node", [ENGINE / "waivers.vlt", node, *sorted(ENGINE.glob("sim_*.sv"))]),
-                           ("bench", [ENGINE / "waivers.vlt", ENGINE / "bench.sv"])):
-            _run([verilator.binary, "--lint-only", "-Wall", "--no-timing", "--top-module", top, *files],
-                 VERILATOR_ROOT=str(verilator.root))
+        for top, files in (
+            ("node", [ENGINE / "waivers.vlt", node, *sorted(ENGINE.glob("sim_*.sv"))]),
+            ("bench", [ENGINE / "waivers.vlt", ENGINE / "bench.sv"]),
+        ):
+            _run(
+                [
+                    verilator.binary,
+                    "--lint-only",
+                    "-Wall",
+                    "--no-timing",
+                    "--top-module",
+                    top,
+                    *files,
+                ],
+                VERILATOR_ROOT=str(verilator.root),
+            )

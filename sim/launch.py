@@ -1,7 +1,8 @@
 """Starts the simulator's process and judges how it ended.
 
-This is the only place that sets environment variables: those that cocotb forces on us. A run is judged by cocotb's results
-file, never by the exit status alone (cocotb leaves 0 after a failed test).
+This is the only place that sets environment variables: those that cocotb forces on us. A run is
+judged by cocotb's results file, never by the exit status alone (cocotb leaves 0 after a failed
+test).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ RESULTS = "results.xml"
 LOG = "sim.log"
 #: Exit codes of sim/engine/main.cpp.
 _CODES = {
-    2: "bad arguments", 3: "Python did not start", 5: "the cycle limit was reached", 6: "nothing can happen any more (deadlock)",
+    2: "bad arguments",
+    3: "Python did not start",
+    5: "the cycle limit was reached",
+    6: "nothing can happen any more (deadlock)",
     7: "the engine stopped the run",
 }
 
@@ -50,7 +54,10 @@ def _environment(module: str, results: Path, paths: Iterable[str], seed: int) ->
 
     library = find_libpython.find_libpython()
     if library is None:
-        raise LaunchError(f"{sys.executable} has no shared libpython: apt install libpython3-dev, or build Python with --enable-shared")
+        raise LaunchError(
+            f"{sys.executable} has no shared libpython: apt install libpython3-dev, "
+            "or build Python with --enable-shared"
+        )
     return dict(os.environ) | {
         "GPI_USERS": f"{library};{config.pygpi_entry_point()}",
         "PYGPI_PYTHON_BIN": sys.executable,
@@ -76,14 +83,28 @@ def _judge(results: Path) -> tuple[int, tuple[str, ...]]:
     for case in cases:
         for kind in ("failure", "error"):
             for entry in case.iter(kind):
-                text = entry.get("error_msg") or entry.get("message") or (entry.text or "").strip().splitlines()[-1:] or kind
+                text = (
+                    entry.get("error_msg")
+                    or entry.get("message")
+                    or (entry.text or "").strip().splitlines()[-1:]
+                    or kind
+                )
                 failures.append(f"{case.get('name')}: {text if isinstance(text, str) else text[0]}")
     return len(cases), tuple(failures)
 
 
-def launch(binary: Path, test_module: str, run_dir: Path, *, nodes: int = 2, plusargs: Mapping[str, object] | None = None,
-           paths: Iterable[Path] = (), seed: int = 1, timeout_s: float | None = None,
-           progress: Callable[[str], None] | None = None) -> Ended:
+def launch(
+    binary: Path,
+    test_module: str,
+    run_dir: Path,
+    *,
+    nodes: int = 2,
+    plusargs: Mapping[str, object] | None = None,
+    paths: Iterable[Path] = (),
+    seed: int = 1,
+    timeout_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Ended:
     """Run the cocotb tests of `test_module` on `nodes` nodes, in `run_dir`, and wait.
 
     Parameters
@@ -101,11 +122,26 @@ def launch(binary: Path, test_module: str, run_dir: Path, *, nodes: int = 2, plu
     run_dir.mkdir(parents=True, exist_ok=True)
     results, log = run_dir / RESULTS, run_dir / LOG
     results.unlink(missing_ok=True)
-    command = [str(Path(binary).resolve()), "--nodes", str(nodes), *(f"+{key}={value}" for key, value in (plusargs or {}).items())]
+    command = [
+        str(Path(binary).resolve()),
+        "--nodes",
+        str(nodes),
+        *(f"+{key}={value}" for key, value in (plusargs or {}).items()),
+    ]
     environment = _environment(test_module, results, [str(path) for path in paths], seed)
     expired = False
-    with log.open("w") as file, subprocess.Popen(command, cwd=run_dir, env=environment, stdout=subprocess.PIPE,
-                                                 stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            command,
+            cwd=run_dir,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
 
         def expire() -> None:
             nonlocal expired
@@ -139,7 +175,9 @@ def launch(binary: Path, test_module: str, run_dir: Path, *, nodes: int = 2, plu
     return Ended(not failures, status, failures, log)
 
 
-def replay(binary: Path, recording: Path, *, nodes: int = 2, skip: bool = True, events: Path | None = None) -> str:
+def replay(
+    binary: Path, recording: Path, *, nodes: int = 2, skip: bool = True, events: Path | None = None
+) -> str:
     """Run a recording without Python; returns the JSON line with hash, cycles and speed.
 
     Parameters

@@ -1,9 +1,10 @@
 """The Python side of the engine, inside the simulator's process.
 
-A `Machine` owns the links, the run and the results. An agent (the software of one node) is a coroutine that gets a `Node` and
-reaches nothing but that node's ports and memories. Agents sleep in the `Wait`s that a node hands out; the engine calls Python
-only when one of them ends. They are driven by the machine, not by cocotb's scheduler: cocotb's triggers cost several times
-more per wake and their time is not the machine's.
+A `Machine` owns the links, the run and the results. An agent (the software of one node) is a
+coroutine that gets a `Node` and reaches nothing but that node's ports and memories. Agents sleep in
+the `Wait`s that a node hands out; the engine calls Python only when one of them ends. They are
+driven by the machine, not by cocotb's scheduler: cocotb's triggers cost several times more per wake
+and their time is not the machine's.
 
     @cocotb.test()
     async def main(dut):
@@ -31,8 +32,19 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EVENT", "MEMORIES", "PORTS", "EngineError", "Machine", "Node", "Outcome", "Signal", "Task", "Wait",
-           "event_log_sha256"]
+__all__ = [
+    "EVENT",
+    "MEMORIES",
+    "PORTS",
+    "EngineError",
+    "Machine",
+    "Node",
+    "Outcome",
+    "Signal",
+    "Task",
+    "Wait",
+    "event_log_sha256",
+]
 
 #: One record of the event log (decision 3).
 EVENT = np.dtype([("cycle", "<u8"), ("node", "<u2"), ("kind", "<u2"), ("payload", "u1", (20,))])
@@ -61,7 +73,7 @@ class EngineError(Exception):
 
 
 def event_log_sha256(events: np.ndarray) -> str:
-    """Hash of an event log that is sorted by (cycle, node, kind, payload), as `Machine.events()` returns it."""
+    """Hash of a sorted event log, as `Machine.events()` returns it."""
     return hashlib.sha256(np.ascontiguousarray(events).view(np.uint8).tobytes()).hexdigest()
 
 
@@ -69,8 +81,8 @@ def event_log_sha256(events: np.ndarray) -> str:
 class Outcome:
     """How a run ended, and what it took."""
 
-    #: done: all agents returned. hang: nothing can ever happen again, but agents wait. limit: the cycle limit was reached.
-    #: stopped: `Machine.stop` was called.
+    #: done: all agents returned. hang: nothing can ever happen again, but agents wait.
+    #: limit: the cycle limit was reached. stopped: `Machine.stop` was called.
     reason: str
     #: Cycles from 0 to the last one evaluated.
     cycles: int
@@ -129,7 +141,7 @@ class _Load(Wait):
         self._low, self._high = low, high
 
     def _finish(self, value: bytes) -> None:
-        super()._finish(value[self._low:self._high])
+        super()._finish(value[self._low : self._high])
 
 
 class Task(Wait):
@@ -137,7 +149,9 @@ class Task(Wait):
 
     __slots__ = ("_coroutine", "_machine", "daemon", "name")
 
-    def __init__(self, machine: Machine, coroutine: Coroutine[Any, Any, Any], name: str, daemon: bool) -> None:
+    def __init__(
+        self, machine: Machine, coroutine: Coroutine[Any, Any, Any], name: str, daemon: bool
+    ) -> None:
         super().__init__()
         self._machine, self._coroutine, self.name, self.daemon = machine, coroutine, name, daemon
 
@@ -154,14 +168,20 @@ class Task(Wait):
             self._finish(stop.value)
             return
         if not isinstance(wait, Wait):
-            raise TypeError(f"agent {self.name!r} awaits {wait!r}; an agent awaits only what its node hands out")
+            raise TypeError(
+                f"agent {self.name!r} awaits {wait!r}; an agent awaits only what its node hands out"
+            )
         if wait._waiter:
             raise RuntimeError(f"agent {self.name!r} awaits what another agent awaits")
         wait._waiter = self._ready
 
 
 class Signal:
-    """Shared state of the agents of one node has changed: `await signal.wait()`, `signal.notify(value)`. Costs no simulated time."""
+    """State that the agents of one node share has changed.
+
+    `await signal.wait()` on one side, `signal.notify(value)` on the other; it costs no simulated
+    time.
+    """
 
     def __init__(self) -> None:
         self._waits: list[Wait] = []
@@ -182,8 +202,8 @@ class Signal:
 class Node:
     """One node, as its own software sees it.
 
-    Commands are taken in order of their due cycle, then of the calls; `due` is at least the cycle after `now`, which is its default.
-    The bytes of a store or load lie within one 64-byte line.
+    Commands are taken in order of their due cycle, then of the calls; `due` is at least the cycle
+    after `now`, which is its default. The bytes of a store or load lie within one 64-byte line.
     """
 
     def __init__(self, machine: Machine, number: int) -> None:
@@ -196,24 +216,33 @@ class Node:
         """The last evaluated cycle; -1 before the run."""
         return self._machine.now
 
-    def store(self, port: str, address: int, data: bytes, due: int | None = None, mark: int = 0) -> None:
-        """Write `data` at `address` by a processor ("gpu" or "cpu"). `mark` is repeated by the events it causes (decision 5)."""
+    def store(
+        self, port: str, address: int, data: bytes, due: int | None = None, mark: int = 0
+    ) -> None:
+        """Write `data` at `address` by a processor ("gpu" or "cpu").
+
+        `mark` is repeated by the events that the store causes (decision 5).
+        """
         lane = address % LINE
         if not 0 < len(data) <= LINE - lane:
-            raise ValueError(f"store of {len(data)} bytes at {address:#x}: allowed 1 to {LINE - lane}, within one line")
+            raise ValueError(
+                f"store of {len(data)} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
+            )
         self._command(due, address, mark, PORTS[port], _STORE, len(data), _ZEROS[lane] + data)
 
     def load(self, port: str, address: int, length: int, due: int | None = None) -> Wait:
         """Read `length` bytes at `address` by a processor; the wait gives them."""
         lane = address % LINE
         if not 0 < length <= LINE - lane:
-            raise ValueError(f"load of {length} bytes at {address:#x}: allowed 1 to {LINE - lane}, within one line")
+            raise ValueError(
+                f"load of {length} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
+            )
         wait = _Load(lane, lane + length)
         self._command(due, address, self._machine._expect(wait), PORTS[port], _LOAD, length, b"")
         return wait
 
     def configure(self, table: int, index: int, data: bytes, due: int | None = None) -> None:
-        """Write one word (up to 64 bytes) of a table by the configuration bus: address = table << 32 | index."""
+        """Write one word (up to 64 bytes) of a table by the configuration bus."""
         if not 0 < len(data) <= LINE:
             raise ValueError(f"configuration word of {len(data)} bytes: allowed 1 to {LINE}")
         self._command(due, table << 32 | index, 0, PORTS["config"], _CONFIGURE, len(data), data)
@@ -230,9 +259,9 @@ class Node:
         return self._machine.memory(self.number, name)
 
     def watch(self, memory: str, address: int) -> Wait:
-        """Wait for the next commit, by anybody, to the 64-byte line of `address` (its low 36 bits); the wait gives the cycle.
+        """Wait for the next commit, by anybody, to the 64-byte line of `address` (low 36 bits).
 
-        It is armed at once: arm, look, then await, and no commit is lost.
+        The wait gives the cycle. It is armed at once: arm, look, then await, and no commit is lost.
         """
         machine, number, which = self._machine, self.number, MEMORIES[memory]
         wait = Wait()
@@ -269,29 +298,38 @@ class Node:
 
     async def first(self, *waits: Wait) -> int:
         """Sleep until one of `waits` has ended, cancel the others and give its index."""
-        for index, wait in enumerate(waits):
+        gate = Wait()
+
+        def end() -> None:
+            if not gate.done:
+                gate._finish(None)
+
+        for wait in waits:
             if wait.done:
-                break
-        else:
-            gate = Wait()
-
-            def end() -> None:
-                if not gate.done:
-                    gate._finish(None)
-
-            for wait in waits:
-                wait._waiter = end
-            await gate
-            index = next(index for index, wait in enumerate(waits) if wait.done)
+                end()
+            wait._waiter = end
+        await gate
+        index = next(index for index, wait in enumerate(waits) if wait.done)
         for other in waits:
             other.cancel()
         return index
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None, daemon: bool = False) -> Task:
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, Any], name: str | None = None, daemon: bool = False
+    ) -> Task:
         """Start another agent of this node."""
         return self._machine.spawn(coroutine, name, daemon)
 
-    def _command(self, due: int | None, address: int, token: int, port: int, op: int, length: int, data: bytes) -> None:
+    def _command(
+        self,
+        due: int | None,
+        address: int,
+        token: int,
+        port: int,
+        op: int,
+        length: int,
+        data: bytes,
+    ) -> None:
         now = self._machine.now
         if due is None:
             due = now + 1
@@ -315,12 +353,19 @@ class Machine:
         library = self._library = ctypes.PyDLL(None)
         u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
         for name, result, arguments in (
-            ("bw_nodes", u32, ()), ("bw_shared", pointer, ()), ("bw_memory", pointer, (u32, u32)),
-            ("bw_link", ctypes.c_int, (u32, u32, u64)), ("bw_preload", ctypes.c_int, (u32, u32, u64, ctypes.c_char_p, u64)),
-            ("bw_start", ctypes.c_int, (u64, ctypes.c_int, ctypes.c_int, _HANDLER)), ("bw_stop", None, ()),
-            ("bw_flush", ctypes.c_int, (u64,)), ("bw_events", pointer, (ctypes.POINTER(u64),)),
-            ("bw_counters", None, (ctypes.POINTER(u64),)), ("bw_save", ctypes.c_int, (ctypes.c_char_p,)),
-            ("bw_waves_open", ctypes.c_int, (ctypes.c_char_p,)), ("bw_waves_close", None, ()),
+            ("bw_nodes", u32, ()),
+            ("bw_shared", pointer, ()),
+            ("bw_memory", pointer, (u32, u32)),
+            ("bw_link", ctypes.c_int, (u32, u32, u64)),
+            ("bw_preload", ctypes.c_int, (u32, u32, u64, ctypes.c_char_p, u64)),
+            ("bw_start", ctypes.c_int, (u64, ctypes.c_int, ctypes.c_int, _HANDLER)),
+            ("bw_stop", None, ()),
+            ("bw_flush", ctypes.c_int, (u64,)),
+            ("bw_events", pointer, (ctypes.POINTER(u64),)),
+            ("bw_counters", None, (ctypes.POINTER(u64),)),
+            ("bw_save", ctypes.c_int, (ctypes.c_char_p,)),
+            ("bw_waves_open", ctypes.c_int, (ctypes.c_char_p,)),
+            ("bw_waves_close", None, ()),
         ):
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
@@ -328,9 +373,14 @@ class Machine:
         self._head = (ctypes.c_char * _HEAD.size).from_address(shared)
         _, _, _, self._request_capacity, wake_capacity, _ = _HEAD.unpack(self._head)
         first = shared + _HEAD.size
-        self._requests = (ctypes.c_char * (self._request_capacity * _REQUEST.size)).from_address(first)
-        self._wakes = memoryview((ctypes.c_char * (wake_capacity * _WAKE.size)).from_address(
-            first + self._request_capacity * _REQUEST.size)).cast("B")
+        self._requests = (ctypes.c_char * (self._request_capacity * _REQUEST.size)).from_address(
+            first
+        )
+        self._wakes = memoryview(
+            (ctypes.c_char * (wake_capacity * _WAKE.size)).from_address(
+                first + self._request_capacity * _REQUEST.size
+            )
+        ).cast("B")
         self._pending = 0
         self._token = 0
         self._waits: dict[int, Wait] = {}
@@ -346,7 +396,7 @@ class Machine:
         self._nodes = [Node(self, number) for number in range(library.bw_nodes())]
         self._memories: dict[tuple[int, str], np.ndarray] = {}
 
-    # Before the run -------------------------------------------------------------------------------------------------
+    # Before the run ---------------------------------------
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -356,24 +406,38 @@ class Machine:
         return self._nodes[number]
 
     def link(self, source: int, target: int, cycles: int) -> None:
-        """Connect what `source` sends to what `target` receives; beats and credits take `cycles` each way."""
+        """Connect what `source` sends to what `target` receives.
+
+        Beats and credits take `cycles` each way.
+        """
         self._check(self._library.bw_link(source, target, cycles))
 
     def preload(self, node: int, memory: str, offset: int, data: bytes) -> None:
         """Write a memory before cycle 0, at no cost in time."""
-        self._check(self._library.bw_preload(node, MEMORIES[memory], offset, bytes(data), len(data)))
+        self._check(
+            self._library.bw_preload(node, MEMORIES[memory], offset, bytes(data), len(data))
+        )
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str | None = None, daemon: bool = False) -> Task:
-        """Start an agent. The run ends when all agents but the daemons have returned."""
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, Any], name: str | None = None, daemon: bool = False
+    ) -> Task:
+        """Start an agent. The run ends when all agents but daemons have returned."""
         task = Task(self, coroutine, name or coroutine.__name__, daemon)
         self._tasks[task] = None
         self._active += not daemon
         self._ready.append(task)
         return task
 
-    # The run --------------------------------------------------------------------------------------------------------
+    # The run ---------------------------------------
 
-    async def run(self, *, cycle_limit: int | None = None, skip: bool = True, record: bool = False, drain: bool = True) -> Outcome:
+    async def run(
+        self,
+        *,
+        cycle_limit: int | None = None,
+        skip: bool = True,
+        record: bool = False,
+        drain: bool = True,
+    ) -> Outcome:
         """Run until all agents have returned, or nothing can happen any more, or the limit.
 
         Parameters
@@ -421,7 +485,16 @@ class Machine:
             reason = "done"
         counters = (ctypes.c_uint64 * 8)()
         self._library.bw_counters(counters)
-        return Outcome(reason, self.now + 1, counters[1], counters[2], counters[3], counters[4], time.monotonic() - start, unfinished)
+        return Outcome(
+            reason,
+            self.now + 1,
+            counters[1],
+            counters[2],
+            counters[3],
+            counters[4],
+            time.monotonic() - start,
+            unfinished,
+        )
 
     def stop(self) -> None:
         """End the run after the current cycle."""
@@ -434,7 +507,9 @@ class Machine:
 
     def _deliver(self, count: int) -> None:
         waits = self._waits
-        for _cycle, token, kind, _node, _port, data in _WAKE.iter_unpack(self._wakes[:count * _WAKE.size]):
+        for _cycle, token, kind, _node, _port, data in _WAKE.iter_unpack(
+            self._wakes[: count * _WAKE.size]
+        ):
             wait = waits.pop(token, None)
             if wait is not None:
                 wait._finish(data if kind == _RESPONSE else self.now)
@@ -466,7 +541,7 @@ class Machine:
             for wait in list(self._waits.values()):
                 wait.cancel()
 
-    # Requests -------------------------------------------------------------------------------------------------------
+    # Requests ---------------------------------------
 
     def _expect(self, wait: Wait) -> int:
         token = self._token = self._token + 1
@@ -476,10 +551,31 @@ class Machine:
     def _forget(self, token: int) -> bool:
         return self._waits.pop(token, None) is not None
 
-    def _request(self, due: int, address: int, token: int, node: int, port: int, op: int, length: int, data: bytes) -> None:
+    def _request(
+        self,
+        due: int,
+        address: int,
+        token: int,
+        node: int,
+        port: int,
+        op: int,
+        length: int,
+        data: bytes,
+    ) -> None:
         if self._pending == self._request_capacity:
             self._flush()
-        _REQUEST.pack_into(self._requests, self._pending * _REQUEST.size, due, address, token, node, port, op, length, data)
+        _REQUEST.pack_into(
+            self._requests,
+            self._pending * _REQUEST.size,
+            due,
+            address,
+            token,
+            node,
+            port,
+            op,
+            length,
+            data,
+        )
         self._pending += 1
 
     def _flush(self) -> None:
@@ -493,7 +589,7 @@ class Machine:
         if not done:
             raise EngineError(self._text())
 
-    # Results --------------------------------------------------------------------------------------------------------
+    # Results ---------------------------------------
 
     def memory(self, node: int, name: str) -> np.ndarray:
         """All committed bytes of a memory, read only."""
@@ -515,11 +611,11 @@ class Machine:
         return np.frombuffer(raw, EVENT).copy()
 
     def save_recording(self, path: Path) -> None:
-        """Save the stimulus of a recorded run; `bellwire-model --replay FILE` runs it without Python."""
+        """Save the stimulus of a recorded run, for `sim.launch.replay`."""
         self._check(self._library.bw_save(str(path).encode()))
 
     def open_waves(self, path: Path) -> None:
-        """Write waveforms of all nodes from the next cycle on (a binary built with `trace=True`)."""
+        """Write waveforms of all nodes from the next cycle on (needs `build(trace=True)`)."""
         self._check(self._library.bw_waves_open(str(path).encode()))
 
     def close_waves(self) -> None:

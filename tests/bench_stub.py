@@ -1,11 +1,12 @@
-"""cocotb module of the engine's tests: each scenario runs the stub nodes in a process of its own."""
+"""cocotb module of the engine's tests: each scenario is a process of its own."""
 
 import json
 from pathlib import Path
 
 import cocotb
-from sim.machine import EngineError, Machine, event_log_sha256
 from support_stub_node import BEAT, CREDIT, TIMER, TIMER_ADDRESS
+
+from sim.machine import EngineError, Machine, event_log_sha256
 
 PROPAGATION = 50
 
@@ -36,15 +37,28 @@ async def run_mixed(dut, **options):
     connect(machine)
     machine.preload(0, "gpu", 0x2000, b"before")
     for number in range(len(machine)):
-        machine.spawn(mixed(machine.node(number), int(cocotb.plusargs["rounds"])), name=f"mixed{number}")
+        machine.spawn(
+            mixed(machine.node(number), int(cocotb.plusargs["rounds"])), name=f"mixed{number}"
+        )
     outcome = await machine.run(**options)
     assert outcome.reason == "done", outcome
     events = machine.events()
-    Path("out.json").write_text(json.dumps({
-        "sha256": event_log_sha256(events), "cycles": outcome.cycles, "node_cycles": outcome.node_cycles,
-        "kinds": {str(kind): int((events["kind"] == kind).sum()) for kind in (7, BEAT, CREDIT, TIMER)},
-        "wakes": outcome.wakes, "visits": outcome.visits, "wall_s": outcome.wall_s,
-    }))
+    Path("out.json").write_text(
+        json.dumps(
+            {
+                "sha256": event_log_sha256(events),
+                "cycles": outcome.cycles,
+                "node_cycles": outcome.node_cycles,
+                "kinds": {
+                    str(kind): int((events["kind"] == kind).sum())
+                    for kind in (7, BEAT, CREDIT, TIMER)
+                },
+                "wakes": outcome.wakes,
+                "visits": outcome.visits,
+                "wall_s": outcome.wall_s,
+            }
+        )
+    )
     return machine
 
 
@@ -59,7 +73,7 @@ async def scenario_mixed(dut):
 
 
 async def scenario_timing(dut):
-    """Exact cycles: a command due at d is visible at d + 1; beats and credits take the propagation."""
+    """A command due at d is visible at d + 1; beats and credits take the propagation."""
     machine = Machine(dut)
     connect(machine)
     node = machine.node(0)
@@ -82,7 +96,12 @@ async def scenario_timing(dut):
     # Popped at 100, tx register at 101, sent at 101, arrives at 151, registered, logged at 152.
     arrival = 101 + PROPAGATION + 1
     target = (0 + 1) % len(machine)
-    assert log == [(20, 0, 9), (20, 0, 9), (arrival, target, BEAT), (arrival + PROPAGATION + 1, 0, CREDIT)], log
+    assert log == [
+        (20, 0, 9),
+        (20, 0, 9),
+        (arrival, target, BEAT),
+        (arrival + PROPAGATION + 1, 0, CREDIT),
+    ], log
     payloads = machine.events()["payload"][:2, :2].tolist()
     assert payloads == [[0x33, 0x12], [0x34, 0x12]]
 
@@ -178,4 +197,6 @@ async def scenario_wakes(dut):
     for number in range(len(machine)):
         machine.spawn(agent(machine.node(number)))
     outcome = await machine.run()
-    Path("out.json").write_text(json.dumps({"visits": outcome.visits, "wakes": outcome.wakes, "wall_s": outcome.wall_s}))
+    Path("out.json").write_text(
+        json.dumps({"visits": outcome.visits, "wakes": outcome.wakes, "wall_s": outcome.wall_s})
+    )

@@ -1,7 +1,8 @@
-"""The smallest thing that has the ports of a node (decision 2), to test the engine without the machine.
+"""The smallest thing that has the ports of a node (decision 2), to test the engine alone.
 
-It stores (op 1) and loads (op 2) whole lines of the GPU memory by the gpu mailbox; a configure (op 3) at the config mailbox sends
-the low bits of its data as a beat; a beat that arrives is written to the host memory at line 0, logged, and its credit returned.
+It stores (op 1) and loads (op 2) bytes of the GPU memory by the gpu mailbox; a configure (op 3)
+sends the low bits of its data as a beat; a beat that arrives is written to the host memory at line
+0, logged, and its credit returned.
 """
 
 from amaranth.hdl import ClockSignal, Const, Instance, Module, Mux, Signal
@@ -40,59 +41,116 @@ class StubNode(wiring.Component):
         now = Signal(48)
         rx_valid, rx_beat, tx_credit = Signal(), Signal(StubBeat), Signal()
         m.d.sync += [
-            now.eq(self.now), rx_valid.eq(self.rx_valid), rx_beat.eq(self.rx_beat), tx_credit.eq(self.tx_credit),
+            now.eq(self.now),
+            rx_valid.eq(self.rx_valid),
+            rx_beat.eq(self.rx_beat),
+            tx_credit.eq(self.tx_credit),
         ]
 
         def mailbox(number):
             port = {
-                "valid": Signal(name=f"m{number}_valid"), "ready": Signal(name=f"m{number}_ready", init=1),
-                "op": Signal(4, name=f"m{number}_op"), "address": Signal(64, name=f"m{number}_address"),
-                "length": Signal(8, name=f"m{number}_length"), "token": Signal(64, name=f"m{number}_token"),
+                "valid": Signal(name=f"m{number}_valid"),
+                "ready": Signal(name=f"m{number}_ready", init=1),
+                "op": Signal(4, name=f"m{number}_op"),
+                "address": Signal(64, name=f"m{number}_address"),
+                "length": Signal(8, name=f"m{number}_length"),
+                "token": Signal(64, name=f"m{number}_token"),
                 "data": Signal(512, name=f"m{number}_data"),
             }
             outputs = {f"o_{name}": signal for name, signal in port.items() if name != "ready"}
             m.submodules[f"mailbox{number}"] = Instance(
-                "sim_mailbox", i_clk=ClockSignal(), i_node=self.node_id, i_port=Const(number, 8),
-                i_due=self.mailbox_due[number], i_ready=port["ready"], **outputs)
+                "sim_mailbox",
+                i_clk=ClockSignal(),
+                i_node=self.node_id,
+                i_port=Const(number, 8),
+                i_due=self.mailbox_due[number],
+                i_ready=port["ready"],
+                **outputs,
+            )
             return port
 
         def event(name, kind, valid, payload):
             m.submodules[name] = Instance(
-                "sim_event", i_clk=ClockSignal(), i_node=self.node_id, i_kind=Const(kind, 16), i_valid=valid,
-                i_payload=payload)
+                "sim_event",
+                i_clk=ClockSignal(),
+                i_node=self.node_id,
+                i_kind=Const(kind, 16),
+                i_valid=valid,
+                i_payload=payload,
+            )
 
         gpu, config = mailbox(0), mailbox(2)
         trace_valid, trace_kind, trace_payload = Signal(), Signal(16), Signal(160)
         m.submodules.trace = Instance(
-            "sim_trace", i_clk=ClockSignal(), i_node=self.node_id, i_due=self.mailbox_due[3], o_valid=trace_valid,
-            o_kind=trace_kind, o_payload=trace_payload)
+            "sim_trace",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_due=self.mailbox_due[3],
+            o_valid=trace_valid,
+            o_kind=trace_kind,
+            o_payload=trace_payload,
+        )
 
         # GPU memory: the processor port alone, one cycle to commit, two to read.
         load, load_token, line = Signal(), Signal(64), Signal(512)
         enable = Signal(64)
         m.d.comb += enable.eq(((Const(1, 65) << gpu["length"]) - 1) << gpu["address"][:6])
         m.submodules.gpu_memory = Instance(
-            "sim_memory", i_clk=ClockSignal(), i_node=self.node_id, i_memory=Const(0, 8),
-            i_pw_en=gpu["valid"] & (gpu["op"] == 1), i_pw_addr=gpu["address"], i_pw_be=enable, i_pw_data=gpu["data"],
-            i_fw_en=Const(0), i_fw_addr=Const(0, 64), i_fw_be=Const(0, 64), i_fw_data=Const(0, 512),
-            i_fr_en=Const(0), i_fr_addr=Const(0, 64),
-            i_pr_en=gpu["valid"] & (gpu["op"] == 2), i_pr_addr=gpu["address"], o_pr_data=line)
+            "sim_memory",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_memory=Const(0, 8),
+            i_pw_en=gpu["valid"] & (gpu["op"] == 1),
+            i_pw_addr=gpu["address"],
+            i_pw_be=enable,
+            i_pw_data=gpu["data"],
+            i_fw_en=Const(0),
+            i_fw_addr=Const(0, 64),
+            i_fw_be=Const(0, 64),
+            i_fw_data=Const(0, 512),
+            i_fr_en=Const(0),
+            i_fr_addr=Const(0, 64),
+            i_pr_en=gpu["valid"] & (gpu["op"] == 2),
+            i_pr_addr=gpu["address"],
+            o_pr_data=line,
+        )
         m.d.sync += [load.eq(gpu["valid"] & (gpu["op"] == 2)), load_token.eq(gpu["token"])]
         m.submodules.response = Instance(
-            "sim_response", i_clk=ClockSignal(), i_node=self.node_id, i_port=Const(0, 8), i_valid=load, i_token=load_token,
-            i_data=line)
+            "sim_response",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_port=Const(0, 8),
+            i_valid=load,
+            i_token=load_token,
+            i_data=line,
+        )
 
         # The link: one beat out per configure, one credit back per beat in.
         send = config["valid"] & (config["address"] != TIMER_ADDRESS)
         m.d.sync += [
-            self.tx_valid.eq(send), self.tx_beat.number.eq(config["data"][:32]), self.tx_beat.body.eq(config["data"][32:128]),
+            self.tx_valid.eq(send),
+            self.tx_beat.number.eq(config["data"][:32]),
+            self.tx_beat.body.eq(config["data"][32:128]),
             self.rx_credit.eq(rx_valid),
         ]
         m.submodules.host_memory = Instance(
-            "sim_memory", i_clk=ClockSignal(), i_node=self.node_id, i_memory=Const(1, 8),
-            i_pw_en=Const(0), i_pw_addr=Const(0, 64), i_pw_be=Const(0, 64), i_pw_data=Const(0, 512),
-            i_fw_en=rx_valid, i_fw_addr=Const(0, 64), i_fw_be=Const((1 << 16) - 1, 64), i_fw_data=rx_beat.as_value(),
-            i_fr_en=Const(0), i_fr_addr=Const(0, 64), i_pr_en=Const(0), i_pr_addr=Const(0, 64))
+            "sim_memory",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_memory=Const(1, 8),
+            i_pw_en=Const(0),
+            i_pw_addr=Const(0, 64),
+            i_pw_be=Const(0, 64),
+            i_pw_data=Const(0, 512),
+            i_fw_en=rx_valid,
+            i_fw_addr=Const(0, 64),
+            i_fw_be=Const((1 << 16) - 1, 64),
+            i_fw_data=rx_beat.as_value(),
+            i_fr_en=Const(0),
+            i_fr_addr=Const(0, 64),
+            i_pr_en=Const(0),
+            i_pr_addr=Const(0, 64),
+        )
         event("beat", BEAT, rx_valid, rx_beat.as_value())
         event("credit", CREDIT, tx_credit, now)
 
@@ -106,8 +164,18 @@ class StubNode(wiring.Component):
         event("timer", TIMER, fired, due)
 
         m.d.comb += [
-            self.quiet.eq(~(rx_valid | tx_credit | gpu["valid"] | config["valid"] | trace_valid | load | self.tx_valid
-                            | self.rx_credit)),
+            self.quiet.eq(
+                ~(
+                    rx_valid
+                    | tx_credit
+                    | gpu["valid"]
+                    | config["valid"]
+                    | trace_valid
+                    | load
+                    | self.tx_valid
+                    | self.rx_credit
+                )
+            ),
             self.next_due.eq(Mux(armed, due, (1 << 48) - 1)),
         ]
         return m

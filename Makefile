@@ -1,0 +1,30 @@
+# Verbs only; what they do is in sim/ and tests/. `make sim` and `make test` set up what they need.
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: sim test lint doctor clean
+.SILENT:
+
+sim: $(READY)
+	$(BIN)/bellwire run scenarios/main-job.toml
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/pyright
+
+doctor: $(READY)
+	$(BIN)/python -m sim.doctor
+
+clean:
+	rm -rf build runs .venv
+
+$(READY): pyproject.toml requirements.lock
+	test -n "$(PYTHON)" || { echo "Python 3.11 or newer is missing: apt install python3" >&2; exit 3; }
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3-venv is missing: apt install python3-venv" >&2; exit 3; }
+	echo "setting up .venv (once)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[test]'
+	touch $@
