@@ -29,12 +29,14 @@ _INDEX_BITS = 25
 class CqEngine(wiring.Component):
     """Writes one 64-byte CQE per completion, in the order in which they came.
 
-    Entry and owner bit follow the producer index: entry `index mod depth`, owner `(index / depth) mod 2`. In a collapsed CQ
-    each CQE goes to entry 0 with owner 0: its readers look at `wqe_counter` and `opcode` only.
+    Entry and owner bit follow the producer index: entry `index mod depth`, owner `(index / depth)
+    mod 2`. In a collapsed CQ each CQE goes to entry 0 with owner 0: its readers look at
+    `wqe_counter` and `opcode` only.
 
-    Set in a CQE: `srqn_uidx` (the QP's context index as user index), `send_opcode`, `qpn`, `wqe_counter`, `opcode` and `owner`;
-    in an error CQE also `syndrome`, the completion's status. All else is 0: a send completion has no `byte_cnt`, time is not
-    stamped, and `vendor_err_synd` has no meaning outside the vendor's silicon.
+    Set in a CQE: `srqn_uidx` (the QP's context index as user index), `send_opcode`, `qpn`,
+    `wqe_counter`, `opcode` and `owner`; in an error CQE also `syndrome`, the completion's status.
+    All else is 0: a send completion has no `byte_cnt`, time is not stamped, and `vendor_err_synd`
+    has no meaning outside the vendor's silicon.
 
     Parameters
     ----------
@@ -61,8 +63,8 @@ class CqEngine(wiring.Component):
 
     Timing
     ------
-    A completion taken in cycle t is offered as a write in cycle t + max(cqe, 1) + 1. One CQE per cycle while `cqe` is below
-    `DELAY_DEPTH`; beyond, `DELAY_DEPTH` per `cqe` cycles.
+    A completion taken in cycle t is offered as a write in cycle t + max(cqe, 1) + 1. One CQE per
+    cycle while `cqe` is below `DELAY_DEPTH`; beyond, `DELAY_DEPTH` per `cqe` cycles.
     """
 
     def __init__(self, structure):
@@ -85,10 +87,13 @@ class CqEngine(wiring.Component):
         m = Module()
         qps = self._structure.qps
         m.submodules.delay = delay = DelayLine(Completion, DELAY_DEPTH)
-        m.submodules.indices = indices = memory.Memory(shape=unsigned(_INDEX_BITS), depth=qps, init=[])
-        start, advance, index = indices.write_port(), indices.write_port(), indices.read_port(domain="comb")
+        m.submodules.indices = indices = memory.Memory(
+            shape=unsigned(_INDEX_BITS), depth=qps, init=[])
+        start, advance = indices.write_port(), indices.write_port()
+        index = indices.read_port(domain="comb")
 
-        # Delay, then one completion at work; its context is read in the cycle in which it comes and held while it waits.
+        # Delay, then one completion at work; its context is read in the cycle in which it comes and
+        # held while it waits.
         connect(m, self.completions, delay.i)
         work, working, done = Signal(Completion), Signal(), Signal()
         m.d.comb += [
@@ -101,19 +106,21 @@ class CqEngine(wiring.Component):
             m.d.sync += [working.eq(delay.o.valid), work.eq(delay.o.payload)]
 
         # Producer indices.
+        configured = CqContext(self.config.payload.data[:CqContext.as_shape().size])
         m.d.comb += [
             start.addr.eq(self.config.payload.index),
-            start.data.eq(CqContext(self.config.payload.data[:CqContext.as_shape().size]).start_index),
+            start.data.eq(configured.start_index),
             start.en.eq(self.config.valid & (self.config.payload.table == Table.CQ)),
             index.addr.eq(work.qp),
             advance.addr.eq(work.qp), advance.data.eq(index.data + 1),
         ]
 
         context, known = self.cq.data, Signal()
-        entry, owner = Signal(24), Signal()
+        mask, entry, owner = Signal(24), Signal(24), Signal()
         m.d.comb += [
             known.eq(working & context.valid),
-            entry.eq(Mux(context.collapsed, 0, index.data & ((Const(1, 1) << context.depth_log2) - 1)[:24])),
+            mask.eq((Const(1, 1) << context.depth_log2) - 1),
+            entry.eq(Mux(context.collapsed, 0, index.data & mask)),
             owner.eq(~context.collapsed & index.data.bit_select(context.depth_log2, 1)),
         ]
 
@@ -130,7 +137,8 @@ class CqEngine(wiring.Component):
             self.lines.valid.eq(known & ~line_gone),
             line.data.eq(_cqe(m, work, context, owner)),
             line.lane.eq(0), line.count.eq(64), line.last.eq(1),
-            advance.en.eq(known & (request_gone | self.writes.ready) & (line_gone | self.lines.ready)),
+            advance.en.eq(known & (request_gone | self.writes.ready)
+                          & (line_gone | self.lines.ready)),
             done.eq(advance.en | (working & ~context.valid)),
         ]
         with m.If(done):

@@ -1,4 +1,4 @@
-"""The NIC's DMA read engine: requests become reads, completions in any order become lines in order."""
+"""The NIC's DMA read engine: reads are answered in any order, their lines leave in order."""
 
 from amaranth.hdl import Module, Mux, Signal, unsigned
 from amaranth.lib import data, memory, stream, wiring
@@ -23,13 +23,15 @@ def _exact_log2(name, value):
 class DmaRead(wiring.Component):
     """Reads memory over PCIe and returns the bytes as lines, in the order of the requests.
 
-    A request is split at MRRS-aligned addresses, so that no read crosses 4 KiB. Its first read leaves only when the line
-    buffer has room for the whole request, every read only with a free tag.
+    A request is split at MRRS-aligned addresses, so that no read crosses 4 KiB. Its first read
+    leaves only when the line buffer has room for the whole request, every read only with a free
+    tag.
 
     Parameters
     ----------
     lines : int
-        64-byte lines of the buffer, a power of two; not below the most lines one request covers (65 for 4096 bytes).
+        64-byte lines of the buffer, a power of two; not below the most lines one request covers (65
+        for 4096 bytes).
     tags : int
         Most reads in flight, a power of two.
     tag_base : int
@@ -47,23 +49,25 @@ class DmaRead(wiring.Component):
         Reads that may be in flight, 1 to the maximum.
     reads : Out(stream of `ReadBeat`)
     completions : In(stream of `CompletionBeat`)
-        Those of this engine's tags: in order within a tag, in any order between tags, cut at 64-byte aligned addresses.
-        Always ready: room was reserved.
+        Those of this engine's tags: in order within a tag, in any order between tags, cut at
+        64-byte aligned addresses. Always ready: room was reserved.
     lines : Out(stream of `ReadLine`)
     quiet : Out(1)
     error : Out(1)
-        Sticky: a completion came for a tag that is not in flight, not at the next byte of its tag, with too many bytes, or
-        its `final` disagreed with the bytes left. Such a beat is ignored, so no tag is freed early.
+        Sticky: a completion came for a tag that is not in flight, not at the next byte of its tag,
+        with too many bytes, or its `final` disagreed with the bytes left. Such a beat is ignored,
+        so no tag is freed early.
     on_stall_tags, on_stall_lines : Out(Probe)
         A request waited for a tag, or for room in the buffer.
 
     Timing
     ------
-    A read is offered in the cycle in which its request is; a line in the cycle after its beat (or after the line before it).
-    One read out, one completion beat in and one line out per cycle.
+    A read is offered in the cycle in which its request is; a line in the cycle after its beat (or
+    after the line before it). One read out, one completion beat in and one line out per cycle.
     """
 
-    def __init__(self, *, lines, tags, tag_base, tags_cause=StallCause.PAYLOAD_TAGS, lines_cause=StallCause.PAYLOAD_LINES):
+    def __init__(self, *, lines, tags, tag_base,
+                 tags_cause=StallCause.PAYLOAD_TAGS, lines_cause=StallCause.PAYLOAD_LINES):
         self._lines, self._line_bits = lines, _exact_log2("lines", lines)
         self._tags, self._tag_bits = tags, _exact_log2("tags", tags)
         if not 0 <= tag_base <= 1024 - tags:
@@ -86,7 +90,8 @@ class DmaRead(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.splitter = splitter = _Splitter(self._line_bits)
-        m.submodules.tracker = tracker = _TagTracker(self._tag_bits, self._tag_base, self._line_bits)
+        m.submodules.tracker = tracker = _TagTracker(
+            self._tag_bits, self._tag_base, self._line_bits)
         m.submodules.buffer = buffer = _LineBuffer(self._line_bits)
         m.submodules.tags_meter = tags_meter = StallMeter(self._tags_cause)
         m.submodules.lines_meter = lines_meter = StallMeter(self._lines_cause)
@@ -163,7 +168,8 @@ class _Splitter(wiring.Component):
         super().__init__({
             "requests": In(stream.Signature(ReadRequest)), "mrrs_log2": In(4),
             "tail": In(line_bits + 1), "take": In(1),
-            "started": Out(1), "needed": Out(7), "address": Out(ADDRESS_BITS), "length": Out(13), "position": Out(line_bits + 1),
+            "started": Out(1), "needed": Out(7),
+            "address": Out(ADDRESS_BITS), "length": Out(13), "position": Out(line_bits + 1),
         })
 
     def elaborate(self, platform):
@@ -203,7 +209,8 @@ class _TagTracker(wiring.Component):
     available, tag : Out
         A tag is free, and its index.
     take, address, length, position : In
-        A read of `length` bytes at `address` (low bits) leaves with `tag`; its first line has that buffer position.
+        A read of `length` bytes at `address` (low bits) leaves with `tag`; its first line has that
+        buffer position.
     completions : In(stream of `CompletionBeat`)
     accepted, write_position : Out
         The beat is in order, and belongs to that buffer position.
@@ -226,7 +233,8 @@ class _TagTracker(wiring.Component):
         beat = self.completions.payload
 
         # Free tags, in the order in which they became free.
-        m.submodules.free = free = memory.Memory(shape=self._tag_bits, depth=depth, init=range(depth))
+        m.submodules.free = free = memory.Memory(
+            shape=self._tag_bits, depth=depth, init=range(depth))
         freed, next_free = free.write_port(), free.read_port(domain="comb")
         give, back = Signal(self._tag_bits), Signal(self._tag_bits)
         in_flight = Signal(range(depth + 1))
@@ -236,13 +244,15 @@ class _TagTracker(wiring.Component):
             self.available.eq((in_flight < self.limit) & (in_flight != depth)),
         ]
 
-        # Where a tag's bytes go: `origin` is the position that an address of line 0 within 4 KiB would have.
+        # Where a tag's bytes go: `origin` is the position that an address of line 0 within 4 KiB
+        # would have.
         place_layout = data.StructLayout({"origin": self._line_bits + 1, "end": 12})
         m.submodules.places = places = memory.Memory(shape=place_layout, depth=depth, init=[])
         place_in, place = places.write_port(), places.read_port(domain="comb")
         # What a tag still waits for; 0 is a free tag.
         m.submodules.ledger = ledger = memory.Memory(shape=unsigned(13), depth=depth, init=[])
-        opened, received, waiting = ledger.write_port(), ledger.write_port(), ledger.read_port(domain="comb")
+        opened, received = ledger.write_port(), ledger.write_port()
+        waiting = ledger.read_port(domain="comb")
         m.d.comb += [
             place_in.addr.eq(self.tag), place_in.en.eq(self.take),
             place_in.data.origin.eq(self.position - self.address[6:]),
@@ -260,12 +270,13 @@ class _TagTracker(wiring.Component):
             place.addr.eq(number), waiting.addr.eq(number),
             expected.eq(place.data.end - waiting.data),
             ends.eq(waiting.data == beat.count),
-            agrees.eq(known & (waiting.data >= beat.count) & (waiting.data != 0) & (beat.address == expected)
-                      & ((beat.final & beat.last) == ends)),
+            agrees.eq(known & (waiting.data >= beat.count) & (waiting.data != 0)
+                      & (beat.address == expected) & ((beat.final & beat.last) == ends)),
             self.completions.ready.eq(1),
             self.accepted.eq(self.completions.valid & agrees),
             self.write_position.eq(place.data.origin + beat.address[6:]),
-            received.addr.eq(number), received.en.eq(self.accepted), received.data.eq(waiting.data - beat.count),
+            received.addr.eq(number), received.en.eq(self.accepted),
+            received.data.eq(waiting.data - beat.count),
             freed.addr.eq(back), freed.data.eq(number), freed.en.eq(self.accepted & ends),
         ]
         with m.If(self.completions.valid & ~agrees):
@@ -282,8 +293,8 @@ class _TagTracker(wiring.Component):
 class _LineBuffer(wiring.Component):
     """Ring of lines that are filled in any order and leave in order.
 
-    A position is a line number below a lap bit. The lap is stored with the data, so a line tells whether it was filled in this
-    lap, and nothing is ever cleared.
+    A position is a line number below a lap bit. The lap is stored with the data, so a line tells
+    whether it was filled in this lap, and nothing is ever cleared.
 
     Members
     -------

@@ -15,10 +15,11 @@ __all__ = ["DmaWrite"]
 class DmaWrite(wiring.Component):
     """Writes lines to memory over PCIe, as TLPs cut at MPS-aligned addresses.
 
-    The clients take turns, request by request; a request is never mixed with another. A client counts once its request and
-    its first line are both there. Line i of a request holds the bytes of the i-th 64-byte line it touches, in their lanes.
-    A mark `PAYLOAD_LAST` stays on the last TLP of its request only (the others carry `PAYLOAD`), so that the commit of that TLP
-    is the end of the message.
+    The clients take turns, request by request; a request is never mixed with another. A client
+    counts once its request and its first line are both there. Line i of a request holds the bytes
+    of the i-th 64-byte line it touches, in their lanes. A mark `PAYLOAD_LAST` stays on the last TLP
+    of its request only (the others carry `PAYLOAD`), so that the commit of that TLP is the end of
+    the message.
 
     Parameters
     ----------
@@ -55,7 +56,8 @@ class DmaWrite(wiring.Component):
         m = Module()
         offer = data.StructLayout({"request": WriteRequest, "line": Line, "last": 1})
         m.submodules.arbiter = arbiter = Arbiter(offer, 2, packets=True)
-        #: Bytes of the chosen request that are done; `last` of a stream that is not chosen is not looked at.
+        #: Bytes of the chosen request that are done; `last` of a stream that is not chosen is not
+        #: looked at.
         done = Signal(13)
 
         for request, line, port in zip(self.requests, self.lines, arbiter.i, strict=True):

@@ -29,17 +29,19 @@ class Cut(data.Struct):
 class Gather(wiring.Component):
     """Turns pieces into packet payloads: runs of lines without gaps, at most the MTU long.
 
-    A piece in memory becomes read requests, an inline piece waits in a queue; their bytes are joined in
-    the order of the pieces and cut into packets after each MTU bytes of a message, and at its end.
+    A piece in memory becomes read requests, an inline piece waits in a queue; their bytes are
+    joined in the order of the pieces and cut into packets after each MTU bytes of a message, and at
+    its end.
 
     Parameters
     ----------
     structure : Structure
         `payload_lines` cuts may be on their way, of them `payload_tags` inline ones.
     reads_span_packets : bool
-        False: a request never reaches past the end of a packet, so a packet that ends within an MRRS
-        block makes the next one start with one read more. True: requests are cut at 4 KiB-aligned
-        addresses only, so a message costs the reads of its run of addresses, at any MTU.
+        False: a request never reaches past the end of a packet, so a packet that ends within an
+        MRRS block makes the next one start with one read more. True: requests are cut at
+        4 KiB-aligned addresses only, so a message costs the reads of its run of addresses, at
+        any MTU.
 
     Members
     -------
@@ -59,9 +61,10 @@ class Gather(wiring.Component):
 
     Timing
     ------
-    A request is offered in the cycle in which its piece is, payload in the cycle in which its line is, an
-    inline cut in the cycle after its piece. One cut and one line per cycle; a line that holds the end of a
-    packet and the start of the next takes two, as does a packet's last line if its bytes spill into one more.
+    A request is offered in the cycle in which its piece is, payload in the cycle in which its line
+    is, an inline cut in the cycle after its piece. One cut and one line per cycle; a line that
+    holds the end of a packet and the start of the next takes two, as does a packet's last line if
+    its bytes spill into one more.
     """
 
     def __init__(self, structure, *, reads_span_packets=False):
@@ -120,7 +123,8 @@ class Gather(wiring.Component):
             inline.i.payload.data.eq(piece.data),
             inline.i.payload.lane.eq(piece.address[:6]),
             inline.i.payload.count.eq(length),
-            taken.eq((inline.i.valid & inline.i.ready) | (self.requests.valid & self.requests.ready)),
+            taken.eq((inline.i.valid & inline.i.ready)
+                     | (self.requests.valid & self.requests.ready)),
             order.i.valid.eq(taken),
             self.pieces.ready.eq(taken & ends_piece),
         ]

@@ -1,7 +1,9 @@
-"""Drives a block's streams in Amaranth's simulator: random idle and back-pressure, stream rules, quiet.
+"""Drives a block's streams in Amaranth's simulator: random idle and back-pressure, stream rules,
+quiet.
 
-A bench runs all drivers in one loop, one turn per cycle. With `skip` it does what the engine does: a cycle in which the block is
-quiet, no input is valid and nothing is due is not clocked. What comes out, and when, must not change by that.
+A bench runs all drivers in one loop, one turn per cycle. With `skip` it does what the engine does:
+a cycle in which the block is quiet, no input is valid and nothing is due is not clocked. What comes
+out, and when, must not change by that.
 """
 
 import gc
@@ -10,9 +12,10 @@ import warnings
 from collections import deque
 
 import pytest
-from amaranth.hdl import Shape, ShapeCastable
+from amaranth.hdl import Shape
 from amaranth.lib import data
 from amaranth.sim import Simulator
+
 from hw.lib.trace import probes
 
 __all__ = ["Bench", "Sink", "Source", "pack", "refuses", "unpack"]
@@ -26,7 +29,7 @@ def _fields(shape):
 
 
 def pack(shape, values):
-    """Nested dict (a field not given is 0) to the integer of a layout; raises where a value does not fit."""
+    """Nested dict to the integer of a layout; a field not given is 0, a misfit raises."""
     fields = _fields(shape)
     if fields is None:
         word = int(getattr(values, "value", values))
@@ -48,8 +51,10 @@ def unpack(shape, word):
     fields = _fields(shape)
     if fields is None:
         return word
-    return {key: unpack(field.shape, word >> field.offset & (1 << Shape.cast(field.shape).width) - 1)
-            for key, field in fields}
+    return {
+        key: unpack(field.shape, word >> field.offset & (1 << Shape.cast(field.shape).width) - 1)
+        for key, field in fields
+    }
 
 
 def _shape(stream):
@@ -61,7 +66,7 @@ def _bits(signal):
 
 
 def refuses(build, error, match):
-    """`build()` raises; the component it left half-made goes without Amaranth's warning that it was not used."""
+    """`build()` raises; no warning of Amaranth's that what it left half-made was not used."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(error, match=match):
@@ -70,7 +75,7 @@ def refuses(build, error, match):
 
 
 class Source:
-    """Sends items (dicts, or (cycle not before, dict)) into a stream; more may be appended to `items` on the way."""
+    """Sends items (dicts, or (cycle not before, dict)); more may be appended on the way."""
 
     def __init__(self, stream, items=(), idle=0.0, seed=0):
         self.stream, self.shape, self.idle = stream, _shape(stream), idle
@@ -107,7 +112,7 @@ class Source:
 
 
 class Sink:
-    """Takes items from a stream into `items` as (cycle, dict), and checks that an offer stays until it is taken."""
+    """Takes (cycle, dict) into `items`, and checks that an offer stays until it is taken."""
 
     def __init__(self, stream, stall=0.0, seed=0, on_item=None):
         self.stream, self.shape, self.stall = stream, _shape(stream), stall
@@ -178,7 +183,9 @@ class Bench:
                     driver.sample(ctx, cycle)
                 for name, _, payload, port in watched:
                     if ctx.get(port.valid):
-                        self.events.append((cycle, name, unpack(port.signature.layout, ctx.get(payload))))
+                        self.events.append(
+                            (cycle, name, unpack(port.signature.layout, ctx.get(payload)))
+                        )
                 if self.each_cycle:
                     self.each_cycle(ctx, cycle)
                 active = any(source.was_valid for source in sources)

@@ -8,6 +8,8 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
+from support_streams import Bench, Sink, Source, pack
+
 from hw.config import NicTiming, Structure
 from hw.cq_engine import DELAY_DEPTH, CqEngine
 from hw.formats.context import CqContext, Table
@@ -21,7 +23,6 @@ from hw.lib.align import Line
 from hw.lib.delay import NOW_BITS
 from hw.lib.trace import Probe
 from hw.qp_context import ConfigPort, QpContext
-from support_streams import Bench, Sink, Source, pack
 
 STRUCTURE = Structure(qps=8)
 VECTORS = Path(__file__).parent / "vectors" / "mlx5_vectors.json"
@@ -32,16 +33,31 @@ class WithContexts(wiring.Component):
 
     def __init__(self):
         self.engine = CqEngine(STRUCTURE)
-        probes = {name: Out(member.signature) for name, member in self.engine.signature.members.items()
-                  if member.is_signature and isinstance(member.signature, Probe)}
-        super().__init__({
-            "completions": In(stream.Signature(Completion)), "config": In(ConfigPort()),
-            "writes": Out(stream.Signature(WriteRequest)), "lines": Out(stream.Signature(Line)),
-            "now": In(NOW_BITS), "timing": In(NicTiming), "quiet": Out(1), "due": Out(NOW_BITS), **probes})
+        probes = {
+            name: Out(member.signature)
+            for name, member in self.engine.signature.members.items()
+            if member.is_signature and isinstance(member.signature, Probe)
+        }
+        super().__init__(
+            {
+                "completions": In(stream.Signature(Completion)),
+                "config": In(ConfigPort()),
+                "writes": Out(stream.Signature(WriteRequest)),
+                "lines": Out(stream.Signature(Line)),
+                "now": In(NOW_BITS),
+                "timing": In(NicTiming),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                **probes,
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.engine, m.submodules.contexts = engine, contexts = self.engine, QpContext(STRUCTURE)
+        m.submodules.engine, m.submodules.contexts = engine, contexts = (
+            self.engine,
+            QpContext(STRUCTURE),
+        )
         wiring.connect(m, engine.cq, contexts.cq)
         for name in ("completions", "config", "timing", "now"):
             if name in ("completions", "config"):
@@ -50,8 +66,12 @@ class WithContexts(wiring.Component):
                 m.d.comb += getattr(engine, name).eq(getattr(self, name))
         for name in ("writes", "lines", "on_issued", "on_dropped"):
             wiring.connect(m, getattr(engine, name), wiring.flipped(getattr(self, name)))
-        m.d.comb += [self.quiet.eq(engine.quiet), self.due.eq(engine.due), contexts.config.valid.eq(self.config.valid),
-                     contexts.config.payload.eq(self.config.payload)]
+        m.d.comb += [
+            self.quiet.eq(engine.quiet),
+            self.due.eq(engine.due),
+            contexts.config.valid.eq(self.config.valid),
+            contexts.config.payload.eq(self.config.payload),
+        ]
         return m
 
 
@@ -72,7 +92,11 @@ class Configure:
 
 
 def context(index, **values):
-    config_write = {"table": Table.CQ, "index": index, "data": pack(CqContext, {"valid": 1, **values})}
+    config_write = {
+        "table": Table.CQ,
+        "index": index,
+        "data": pack(CqContext, {"valid": 1, **values}),
+    }
     return pack(ConfigPort().members["payload"].shape, config_write)
 
 
@@ -87,38 +111,64 @@ def ref_cqes(contexts, completions):
         index, depth = indices[completion["qp"]], 1 << cq["depth_log2"]
         indices[completion["qp"]] += 1
         entry, owner = (0, 0) if cq.get("collapsed") else (index % depth, index // depth % 2)
-        common = {"send_opcode": completion["vendor_opcode"], "qpn": cq["qpn"], "wqe_counter": completion["wqe_index"],
-                  "owner": owner}
+        common = {
+            "send_opcode": completion["vendor_opcode"],
+            "qpn": cq["qpn"],
+            "wqe_counter": completion["wqe_index"],
+            "owner": owner,
+        }
         if completion["status"]:
-            raw = Codec(CqeError).pack(srqn=completion["qp"], syndrome=completion["status"], opcode=CqeOpcode.REQ_ERR.value,
-                                       **common)
+            raw = Codec(CqeError).pack(
+                srqn=completion["qp"],
+                syndrome=completion["status"],
+                opcode=CqeOpcode.REQ_ERR.value,
+                **common,
+            )
         else:
             raw = Codec(Cqe).pack(srqn_uidx=completion["qp"], opcode=CqeOpcode.REQ.value, **common)
         cqes.append((cq["base"] + 64 * entry, raw, owner))
     return cqes
 
 
-def rtl_cqes(contexts, completions, *, delay=0, stalls=0.0, seed=1, skip=False, start=20, limit=5000):
+def rtl_cqes(
+    contexts, completions, *, delay=0, stalls=0.0, seed=1, skip=False, start=20, limit=5000
+):
     """What `ref_cqes` gives, and the bench. `completions` may carry (cycle, completion)."""
     dut = WithContexts()
     items = [c if isinstance(c, tuple) else (start, c) for c in completions]
-    writes, lines = Sink(dut.writes, stall=stalls, seed=seed), Sink(dut.lines, stall=stalls, seed=seed + 1)
+    writes, lines = (
+        Sink(dut.writes, stall=stalls, seed=seed),
+        Sink(dut.lines, stall=stalls, seed=seed + 1),
+    )
     source = Source(dut.completions, items, idle=stalls, seed=seed + 2)
-    configure = Configure(dut.config, [context(index, **values) for index, values in contexts.items()])
+    configure = Configure(
+        dut.config, [context(index, **values) for index, values in contexts.items()]
+    )
     expected = sum(c["qp"] in contexts for _, c in items)
     # The whole table is loaded by clocked cycles.
-    bench = Bench(dut, [configure, source, writes, lines], {"timing": pack(NicTiming, {"cqe": delay})}, skip=skip)
+    bench = Bench(
+        dut,
+        [configure, source, writes, lines],
+        {"timing": pack(NicTiming, {"cqe": delay})},
+        skip=skip,
+    )
     if skip:
         bench.drivers.append(Awake(start))
     bench.run(limit, done=lambda: len(writes.items) >= expected and len(lines.items) >= expected)
     assert all((line["lane"], line["count"], line["last"]) == (0, 64, 1) for line in lines.words)
-    assert all(write["length"] == 64 and write["mark"]["kind"] == MarkKind.CQE.value for write in writes.words)
+    assert all(
+        write["length"] == 64 and write["mark"]["kind"] == MarkKind.CQE.value
+        for write in writes.words
+    )
     issued = bench.of("on_issued")
     assert [(e["qp"], e["wqe_index"], e["address"]) for e in issued] == [
-        (w["mark"]["qp"], w["mark"]["index"], w["address"]) for w in writes.words]
+        (w["mark"]["qp"], w["mark"]["index"], w["address"]) for w in writes.words
+    ]
     bench.writes, bench.source = writes, source
-    return [(write["address"], line["data"].to_bytes(64, "little"), event["owner"])
-            for write, line, event in zip(writes.words, lines.words, issued, strict=True)], bench
+    return [
+        (write["address"], line["data"].to_bytes(64, "little"), event["owner"])
+        for write, line, event in zip(writes.words, lines.words, issued, strict=True)
+    ], bench
 
 
 class Awake(Source):
@@ -137,7 +187,13 @@ class Awake(Source):
 
 
 def completion(qp, wqe_index, opcode=0x08, status=0):
-    return {"qp": qp, "wqe_index": wqe_index, "vendor_opcode": opcode, "length": 4096, "status": status}
+    return {
+        "qp": qp,
+        "wqe_index": wqe_index,
+        "vendor_opcode": opcode,
+        "length": 4096,
+        "status": status,
+    }
 
 
 RING = {"qpn": 0xABCD, "base": 0x1000_0000_0400, "depth_log2": 5}
@@ -145,16 +201,24 @@ RING = {"qpn": 0xABCD, "base": 0x1000_0000_0400, "depth_log2": 5}
 
 def test_cqe_bytes_by_hand():
     got, _ = rtl_cqes({2: RING}, [completion(2, 0x1234)])
-    assert got == [(0x1000_0000_0400, bytes.fromhex(
-        "00000000" "00000000" "00000000" "00000000" "00000000" "00000000" "00000000" "00000000"
-        "00000002" "00000000" "00000000" "00000000" "00000000" "00000000" "0800abcd" "12340000"), 0)]
+    assert got == [
+        (
+            0x1000_0000_0400,
+            bytes.fromhex(
+                "00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 "
+                "00000002 00000000 00000000 00000000 00000000 00000000 0800abcd 12340000"
+            ),
+            0,
+        )
+    ]
 
 
 def test_error_cqe_bytes_by_hand():
     got, _ = rtl_cqes({2: RING}, [completion(2, 0x1234, 0x0A, Status.LOCAL_QP_OPERATION.value)])
     assert got[0][1] == bytes.fromhex(
-        "00000000" "00000000" "00000000" "00000000" "00000000" "00000000" "00000000" "00000000"
-        "00000002" "00000000" "00000000" "00000000" "00000000" "00000002" "0a00abcd" "123400d0")
+        "00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 "
+        "00000002 00000000 00000000 00000000 00000000 00000002 0a00abcd 123400d0"
+    )
 
 
 def consumer_vectors():
@@ -172,13 +236,22 @@ def consumer_vectors():
 @pytest.mark.parametrize("raw, fields", list(consumer_vectors()) if VECTORS.exists() else [])
 def test_cqe_is_what_rdma_core_reads(raw, fields):
     failed = raw[63] >> 4 == CqeOpcode.REQ_ERR.value
-    got, _ = rtl_cqes({0: {**RING, "qpn": fields["qpn"]}}, [
-        completion(0, fields["wqe_counter"], fields["send_opcode"], fields["syndrome"] if failed else 0)])
+    got, _ = rtl_cqes(
+        {0: {**RING, "qpn": fields["qpn"]}},
+        [
+            completion(
+                0, fields["wqe_counter"], fields["send_opcode"], fields["syndrome"] if failed else 0
+            )
+        ],
+    )
     assert got[0][1] == raw
 
 
 def test_ring_entries_and_owner_bits_over_three_laps():
-    contexts = {1: {**RING, "depth_log2": 2, "start_index": 3}, 3: {**RING, "base": 0x8000, "depth_log2": 0}}
+    contexts = {
+        1: {**RING, "depth_log2": 2, "start_index": 3},
+        3: {**RING, "base": 0x8000, "depth_log2": 0},
+    }
     completions = [completion(random.Random(i).choice((1, 3)), i) for i in range(40)]
     got, _ = rtl_cqes(contexts, completions)
     assert got == ref_cqes(contexts, completions)
@@ -205,10 +278,25 @@ def test_largest_depth_and_index():
 @pytest.mark.parametrize("stalls, delay", [(0.3, 0), (0.5, 7), (0.0, 100)])
 def test_random_completions(stalls, delay):
     source = random.Random(delay)
-    contexts = {q: {"qpn": source.getrandbits(24), "base": q << 20, "depth_log2": source.randint(0, 4), "collapsed": q & 1,
-                    "start_index": source.getrandbits(24)} for q in range(7)}
-    completions = [completion(source.randrange(7), source.getrandbits(16), source.getrandbits(8), source.choice((0, 0, 0, 2)))
-                   for _ in range(120)]
+    contexts = {
+        q: {
+            "qpn": source.getrandbits(24),
+            "base": q << 20,
+            "depth_log2": source.randint(0, 4),
+            "collapsed": q & 1,
+            "start_index": source.getrandbits(24),
+        }
+        for q in range(7)
+    }
+    completions = [
+        completion(
+            source.randrange(7),
+            source.getrandbits(16),
+            source.getrandbits(8),
+            source.choice((0, 0, 0, 2)),
+        )
+        for _ in range(120)
+    ]
     got, _ = rtl_cqes(contexts, completions, stalls=stalls, delay=delay, seed=delay + 1)
     assert got == ref_cqes(contexts, completions)
 

@@ -3,9 +3,10 @@
 import random
 
 import pytest
+from support_streams import Bench, Sink, Source, refuses
+
 from hw.dma import DmaRead, DmaWrite
 from hw.formats.tlp import MarkKind, Port
-from support_streams import Bench, Sink, Source, refuses
 
 LINE, PAGE = 64, 4096
 TAG_BASE = 64
@@ -13,7 +14,7 @@ TAG_BASE = 64
 
 def memory_byte(address):
     """What every address holds: a fixed function, so that no test keeps a memory."""
-    return (address * 167 + (address >> 8) * 59 + (address >> 16) * 13) & 0xff
+    return (address * 167 + (address >> 8) * 59 + (address >> 16) * 13) & 0xFF
 
 
 def memory_bytes(address, length):
@@ -25,7 +26,7 @@ def in_lanes(payload, lane):
 
 
 def lane_bytes(word, lane, count):
-    return word.to_bytes(64, "little")[lane:lane + count]
+    return word.to_bytes(64, "little")[lane : lane + count]
 
 
 def cut(address, length, size):
@@ -39,7 +40,7 @@ def cut(address, length, size):
 
 
 class Completer(Source):
-    """Answers reads in any order between tags: TLPs cut at `size`, beats at lines, never two TLPs mixed."""
+    """Answers reads, any tag next: TLPs cut at `size`, beats at lines, never two TLPs mixed."""
 
     def __init__(self, completions, size, *, seed, stalls=0.0, latency=(5, 60), shuffle=True):
         super().__init__(completions, idle=stalls, seed=seed)
@@ -68,10 +69,20 @@ class Completer(Source):
         if final:
             self.waiting.remove(entry)
         beats = cut(address, length, LINE)
-        self.items.extend({
-            "data": in_lanes(memory_bytes(at, count), at % LINE), "address": at % PAGE, "count": count,
-            "length": length if i == 0 else 0, "first": i == 0, "last": i == len(beats) - 1, "final": final,
-            "requester": Port.NIC, "tag": tag} for i, (at, count) in enumerate(beats))
+        self.items.extend(
+            {
+                "data": in_lanes(memory_bytes(at, count), at % LINE),
+                "address": at % PAGE,
+                "count": count,
+                "length": length if i == 0 else 0,
+                "first": i == 0,
+                "last": i == len(beats) - 1,
+                "final": final,
+                "requester": Port.NIC,
+                "tag": tag,
+            }
+            for i, (at, count) in enumerate(beats)
+        )
 
     def sample(self, ctx, cycle):
         super().sample(ctx, cycle)
@@ -87,15 +98,37 @@ def ref_read_lines(requests):
     for request in requests:
         parts = cut(request["address"], request["length"], LINE)
         for i, (address, count) in enumerate(parts):
-            lines.append((address % LINE, memory_bytes(address, count), i == len(parts) - 1, request["context"]))
+            lines.append(
+                (
+                    address % LINE,
+                    memory_bytes(address, count),
+                    i == len(parts) - 1,
+                    request["context"],
+                )
+            )
     return lines
 
 
-def rtl_read(requests, *, mrrs, mps=256, lines=256, tags=16, in_force=None, stalls=0.0, seed=1, skip=False,
-             latency=(5, 60), shuffle=True, limit=20000):
+def rtl_read(
+    requests,
+    *,
+    mrrs,
+    mps=256,
+    lines=256,
+    tags=16,
+    in_force=None,
+    stalls=0.0,
+    seed=1,
+    skip=False,
+    latency=(5, 60),
+    shuffle=True,
+    limit=20000,
+):
     dut = DmaRead(lines=lines, tags=tags, tag_base=TAG_BASE)
     source = Source(dut.requests, requests, idle=stalls, seed=seed)
-    completer = Completer(dut.completions, mps, seed=seed + 1, stalls=stalls, latency=latency, shuffle=shuffle)
+    completer = Completer(
+        dut.completions, mps, seed=seed + 1, stalls=stalls, latency=latency, shuffle=shuffle
+    )
     reads = Sink(dut.reads, stall=stalls, seed=seed + 3, on_item=completer.read)
     out = Sink(dut.lines, stall=stalls, seed=seed + 4)
     expected = ref_read_lines(requests)
@@ -103,15 +136,29 @@ def rtl_read(requests, *, mrrs, mps=256, lines=256, tags=16, in_force=None, stal
     def no_error(ctx, cycle):
         assert not ctx.get(dut.error), f"cycle {cycle}: error"
 
-    bench = Bench(dut, [source, reads, completer, out],
-                  {"mrrs_log2": mrrs.bit_length() - 1, "tags": in_force or tags}, skip=skip, each_cycle=no_error)
+    bench = Bench(
+        dut,
+        [source, reads, completer, out],
+        {"mrrs_log2": mrrs.bit_length() - 1, "tags": in_force or tags},
+        skip=skip,
+        each_cycle=no_error,
+    )
     bench.run(limit, done=lambda: len(out.items) >= len(expected))
     bench.reads, bench.out, bench.most = reads, out, completer.most
-    bench.lines = [(line["lane"], lane_bytes(line["data"], line["lane"], line["count"]), bool(line["last"]),
-                    line["context"]) for line in out.words]
+    bench.lines = [
+        (
+            line["lane"],
+            lane_bytes(line["data"], line["lane"], line["count"]),
+            bool(line["last"]),
+            line["context"],
+        )
+        for line in out.words
+    ]
     assert bench.lines == expected
     for beat in reads.words:
-        assert beat["address"] // PAGE == (beat["address"] + beat["length"] - 1) // PAGE, "a read crosses 4 KiB"
+        assert beat["address"] // PAGE == (beat["address"] + beat["length"] - 1) // PAGE, (
+            "a read crosses 4 KiB"
+        )
         assert TAG_BASE <= beat["tag"] < TAG_BASE + tags
     return bench
 
@@ -120,38 +167,73 @@ def random_requests(count, seed, most=700):
     source = random.Random(seed)
     requests = []
     for i in range(count):
-        length = source.choice((1, 2, 8, 63, 64, 65, source.randint(1, most), source.randint(1, most)))
-        requests.append({"address": source.randrange(1 << 20), "length": length, "context": source.getrandbits(32),
-                         "mark": {"kind": MarkKind.PAYLOAD, "qp": i % 7, "index": i}})
+        length = source.choice(
+            (1, 2, 8, 63, 64, 65, source.randint(1, most), source.randint(1, most))
+        )
+        requests.append(
+            {
+                "address": source.randrange(1 << 20),
+                "length": length,
+                "context": source.getrandbits(32),
+                "mark": {"kind": MarkKind.PAYLOAD, "qp": i % 7, "index": i},
+            }
+        )
     return requests
 
 
-@pytest.mark.parametrize("seed, mrrs, mps, stalls", [
-    (1, 64, 64, 0.0), (2, 128, 64, 0.3), (3, 256, 256, 0.0), (4, 512, 128, 0.3), (5, 4096, 256, 0.3)])
+@pytest.mark.parametrize(
+    "seed, mrrs, mps, stalls",
+    [
+        (1, 64, 64, 0.0),
+        (2, 128, 64, 0.3),
+        (3, 256, 256, 0.0),
+        (4, 512, 128, 0.3),
+        (5, 4096, 256, 0.3),
+    ],
+)
 def test_read_returns_bytes_in_order_of_requests(seed, mrrs, mps, stalls):
     requests = random_requests(40, seed)
     bench = rtl_read(requests, mrrs=mrrs, mps=mps, stalls=stalls, seed=10 * seed)
     assert [(beat["address"], beat["length"]) for beat in bench.reads.words] == [
-        part for request in requests for part in cut(request["address"], request["length"], mrrs)]
+        part for request in requests for part in cut(request["address"], request["length"], mrrs)
+    ]
     assert [beat["mark"]["index"] for beat in bench.reads.words] == [
-        i for i, request in enumerate(requests) for _ in cut(request["address"], request["length"], mrrs)]
+        i
+        for i, request in enumerate(requests)
+        for _ in cut(request["address"], request["length"], mrrs)
+    ]
 
 
 def test_read_splits_full_size_requests_at_4k():
-    requests = [{"address": 0x10000 + offset, "length": 4096, "context": offset} for offset in (0, 1, 63, 2048, 4095)]
+    requests = [
+        {"address": 0x10000 + offset, "length": 4096, "context": offset}
+        for offset in (0, 1, 63, 2048, 4095)
+    ]
     bench = rtl_read(requests, mrrs=4096)
     assert len(bench.reads.items) == 1 + 2 * 4
 
 
-#: Payload bytes, offset within 4 KiB, reads at MRRS 512 and 4096, completions at 256 (the table of the flows).
-COUNTS = [(8, 0, 1, 1), (64, 0, 1, 1), (256, 0, 1, 1), (1024, 0, 2, 1), (4096, 0, 8, 1), (7408, 0, 15, 2), (7408, 3312, 15, 3),
-          (14336, 0, 28, 4), (65536, 0, 128, 16)]
+#: Payload bytes, offset within 4 KiB, reads at MRRS 512 and 4096, completions at 256 (the table of
+#: the flows).
+COUNTS = [
+    (8, 0, 1, 1),
+    (64, 0, 1, 1),
+    (256, 0, 1, 1),
+    (1024, 0, 2, 1),
+    (4096, 0, 8, 1),
+    (7408, 0, 15, 2),
+    (7408, 3312, 15, 3),
+    (14336, 0, 28, 4),
+    (65536, 0, 128, 16),
+]
 
 
 @pytest.mark.parametrize("size, offset, small, large", COUNTS)
 def test_read_tlp_counts(size, offset, small, large):
-    requests = [{"address": address, "length": length, "context": 0}
-                for address, length in cut(0x40000 + offset, size, 4096)]
+    requests = [
+        {"address": address, "length": length, "context": 0}
+        for address, length in cut(0x40000 + offset, size, 4096)
+    ]
     assert len(rtl_read(requests, mrrs=512, shuffle=False).reads.items) == small
     assert len(rtl_read(requests, mrrs=4096, shuffle=False).reads.items) == large
 
@@ -205,8 +287,12 @@ def test_read_quiet_cycles_can_be_skipped():
         completer = Completer(dut.completions, 128, seed=1)
         reads = Sink(dut.reads, stall=0.2, seed=3, on_item=completer.read)
         out = Sink(dut.lines, stall=0.2, seed=4)
-        bench = Bench(dut, [Source(dut.requests, requests), reads, completer, out],
-                      {"mrrs_log2": 7, "tags": 2}, skip=skip)
+        bench = Bench(
+            dut,
+            [Source(dut.requests, requests), reads, completer, out],
+            {"mrrs_log2": 7, "tags": 2},
+            skip=skip,
+        )
         bench.run(4000, done=lambda: len(out.items) >= len(ref_read_lines(plain)))
         return bench, reads.items, out.items, bench.events
 
@@ -216,43 +302,81 @@ def test_read_quiet_cycles_can_be_skipped():
 
 
 def completion(tag, address, count, final, last=1):
-    return {"data": 0, "address": address, "count": count, "length": count, "first": 1, "last": last, "final": final,
-            "requester": Port.NIC, "tag": tag}
+    return {
+        "data": 0,
+        "address": address,
+        "count": count,
+        "length": count,
+        "first": 1,
+        "last": last,
+        "final": final,
+        "requester": Port.NIC,
+        "tag": tag,
+    }
 
 
-@pytest.mark.parametrize("beats, wrong", [
-    # Read 100 bytes at 0 with tag TAG_BASE, then these beats.
-    ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 36, 1)], False),
-    ([completion(TAG_BASE, 0, 64, 1)], True),                                       # final too early
-    ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 36, 0)], True),      # final missing
-    ([completion(TAG_BASE, 64, 36, 0)], True),                                      # out of order
-    ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 37, 1)], True),      # too many bytes
-    ([completion(TAG_BASE + 1, 0, 64, 0)], True),                                   # not in flight
-    ([completion(TAG_BASE + 4, 0, 64, 0)], True),                                   # not ours
-    ([completion(TAG_BASE - 1, 0, 64, 0)], True),
-    ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 36, 1), completion(TAG_BASE, 64, 36, 1)], True)])
+@pytest.mark.parametrize(
+    "beats, wrong",
+    [
+        # Read 100 bytes at 0 with tag TAG_BASE, then these beats.
+        ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 36, 1)], False),
+        ([completion(TAG_BASE, 0, 64, 1)], True),  # final too early
+        ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 36, 0)], True),  # final missing
+        ([completion(TAG_BASE, 64, 36, 0)], True),  # out of order
+        ([completion(TAG_BASE, 0, 64, 0), completion(TAG_BASE, 64, 37, 1)], True),  # too many bytes
+        ([completion(TAG_BASE + 1, 0, 64, 0)], True),  # not in flight
+        ([completion(TAG_BASE + 4, 0, 64, 0)], True),  # not ours
+        ([completion(TAG_BASE - 1, 0, 64, 0)], True),
+        (
+            [
+                completion(TAG_BASE, 0, 64, 0),
+                completion(TAG_BASE, 64, 36, 1),
+                completion(TAG_BASE, 64, 36, 1),
+            ],
+            True,
+        ),
+    ],
+)
 def test_read_reports_a_completion_that_disagrees(beats, wrong):
     dut = DmaRead(lines=32, tags=4, tag_base=TAG_BASE)
     errors = []
     requests = Source(dut.requests, [{"address": 0, "length": 100, "context": 0}])
     completions = Source(dut.completions, [(5 + i, beat) for i, beat in enumerate(beats)])
-    Bench(dut, [requests, completions, Sink(dut.reads), Sink(dut.lines)], {"mrrs_log2": 9, "tags": 4},
-          each_cycle=lambda ctx, cycle: errors.append(ctx.get(dut.error))).run(40)
+    Bench(
+        dut,
+        [requests, completions, Sink(dut.reads), Sink(dut.lines)],
+        {"mrrs_log2": 9, "tags": 4},
+        each_cycle=lambda ctx, cycle: errors.append(ctx.get(dut.error)),
+    ).run(40)
     assert errors[-1] == wrong
 
 
 def test_read_never_frees_a_tag_on_a_wrong_completion():
     dut = DmaRead(lines=32, tags=4, tag_base=TAG_BASE)
-    requests = Source(dut.requests, [{"address": 0, "length": 100, "context": 0}, (9, {"address": 0, "length": 8, "context": 1})])
+    requests = Source(
+        dut.requests,
+        [
+            {"address": 0, "length": 100, "context": 0},
+            (9, {"address": 0, "length": 8, "context": 1}),
+        ],
+    )
     reads = Sink(dut.reads)
     completions = Source(dut.completions, [(5, completion(TAG_BASE, 0, 64, 1))])
     with pytest.raises(AssertionError, match="not done"):
-        Bench(dut, [requests, completions, reads, Sink(dut.lines)], {"mrrs_log2": 9, "tags": 1}).run(60)
+        Bench(
+            dut, [requests, completions, reads, Sink(dut.lines)], {"mrrs_log2": 9, "tags": 1}
+        ).run(60)
     assert len(reads.items) == 1
 
 
-@pytest.mark.parametrize("arguments", [
-    {"lines": 48, "tags": 4, "tag_base": 0}, {"lines": 64, "tags": 3, "tag_base": 0}, {"lines": 64, "tags": 512, "tag_base": 600}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"lines": 48, "tags": 4, "tag_base": 0},
+        {"lines": 64, "tags": 3, "tag_base": 0},
+        {"lines": 64, "tags": 512, "tag_base": 600},
+    ],
+)
 def test_read_refuses_wrong_sizes(arguments):
     refuses(lambda: DmaRead(**arguments), ValueError, "allowed")
 
@@ -267,15 +391,24 @@ def write_requests(count, seed, client, most=600):
         length = source.choice((1, 8, 64, 65, source.randint(1, most)))
         address = source.randrange(1 << 16) + (client << 20)
         kind = source.choice((MarkKind.PAYLOAD, MarkKind.PAYLOAD_LAST, MarkKind.CQE))
-        requests.append({"address": address, "length": length, "mark": {"kind": kind, "qp": client, "index": i}})
+        requests.append(
+            {"address": address, "length": length, "mark": {"kind": kind, "qp": client, "index": i}}
+        )
         lines.extend(write_lines(address, length))
     return requests, lines
 
 
 def write_lines(address, length):
     parts = cut(address, length, LINE)
-    return [{"data": in_lanes(memory_bytes(at, count), at % LINE), "lane": at % LINE, "count": count, "last": i == len(parts) - 1}
-            for i, (at, count) in enumerate(parts)]
+    return [
+        {
+            "data": in_lanes(memory_bytes(at, count), at % LINE),
+            "lane": at % LINE,
+            "count": count,
+            "last": i == len(parts) - 1,
+        }
+        for i, (at, count) in enumerate(parts)
+    ]
 
 
 def ref_posted(requests, mps):
@@ -289,8 +422,16 @@ def ref_posted(requests, mps):
                 kind = MarkKind.PAYLOAD
             parts = cut(address, length, LINE)
             for i, (at, count) in enumerate(parts):
-                beats.append((at, memory_bytes(at, count), length if i == 0 else None, i == 0, i == len(parts) - 1,
-                              {**request["mark"], "kind": kind.value}))
+                beats.append(
+                    (
+                        at,
+                        memory_bytes(at, count),
+                        length if i == 0 else None,
+                        i == 0,
+                        i == len(parts) - 1,
+                        {**request["mark"], "kind": kind.value},
+                    )
+                )
     return beats
 
 
@@ -306,18 +447,29 @@ def rtl_posted(clients, mps, *, stalls=0.0, seed=1, skip=False, limit=20000):
     def no_error(ctx, cycle):
         assert not ctx.get(dut.error)
 
-    bench = Bench(dut, [*drivers, out], {"mps_log2": mps.bit_length() - 1}, skip=skip, each_cycle=no_error).run(limit)
+    bench = Bench(
+        dut, [*drivers, out], {"mps_log2": mps.bit_length() - 1}, skip=skip, each_cycle=no_error
+    ).run(limit)
     bench.out = out
     beats = [[], []]
     for beat in out.words:
         assert beat["address"] % LINE + beat["count"] <= LINE, "a beat crosses a line"
-        beats[beat["mark"]["qp"]].append((
-            beat["address"], lane_bytes(beat["data"], beat["address"] % LINE, beat["count"]),
-            beat["length"] if beat["first"] else None, bool(beat["first"]), bool(beat["last"]), beat["mark"]))
+        beats[beat["mark"]["qp"]].append(
+            (
+                beat["address"],
+                lane_bytes(beat["data"], beat["address"] % LINE, beat["count"]),
+                beat["length"] if beat["first"] else None,
+                bool(beat["first"]),
+                bool(beat["last"]),
+                beat["mark"],
+            )
+        )
     return beats, bench
 
 
-@pytest.mark.parametrize("seed, mps, stalls", [(1, 64, 0.0), (2, 128, 0.3), (3, 256, 0.0), (4, 256, 0.4), (5, 4096, 0.3)])
+@pytest.mark.parametrize(
+    "seed, mps, stalls", [(1, 64, 0.0), (2, 128, 0.3), (3, 256, 0.0), (4, 256, 0.4), (5, 4096, 0.3)]
+)
 def test_write_bytes_tlps_and_marks(seed, mps, stalls):
     clients = [write_requests(30, seed, 0), write_requests(30, seed + 100, 1)]
     beats, bench = rtl_posted(clients, mps, stalls=stalls, seed=seed)
@@ -330,8 +482,13 @@ def test_write_bytes_tlps_and_marks(seed, mps, stalls):
 
 
 def test_write_takes_turns_without_a_gap():
-    clients = [([{"address": 0x1000 * i, "length": 256, "mark": {"qp": c}} for i in range(10)], write_lines(0, 256) * 10)
-               for c in range(2)]
+    clients = [
+        (
+            [{"address": 0x1000 * i, "length": 256, "mark": {"qp": c}} for i in range(10)],
+            write_lines(0, 256) * 10,
+        )
+        for c in range(2)
+    ]
     beats, bench = rtl_posted(clients, 256)
     cycles = [cycle for cycle, _ in bench.out.items]
     assert cycles == list(range(80))
@@ -341,21 +498,37 @@ def test_write_takes_turns_without_a_gap():
 def test_write_that_has_no_lines_yet_blocks_nobody():
     requests, lines = write_requests(5, 3, 1)
     silent = [{"address": 0, "length": 8, "mark": {"qp": 0}}]
-    beats, _ = rtl_posted([(silent, [(200, line) for line in write_lines(0, 8)]), (requests, lines)], 256)
+    beats, _ = rtl_posted(
+        [(silent, [(200, line) for line in write_lines(0, 8)]), (requests, lines)], 256
+    )
     assert beats[1] == ref_posted(requests, 256)
 
 
 #: Payload bytes, offset, MTU, writes at MPS 256.
-WRITE_COUNTS = [(8, 0, 4096, 1), (64, 0, 4096, 1), (256, 0, 4096, 1), (1024, 0, 4096, 4), (4096, 0, 4096, 16), (4096, 0, 1024, 16),
-                (7408, 0, 4096, 29), (7408, 3312, 4096, 31), (7408, 3312, 1024, 37), (14336, 0, 4096, 56), (14336, 0, 1024, 56),
-                (65536, 0, 4096, 256)]
+WRITE_COUNTS = [
+    (8, 0, 4096, 1),
+    (64, 0, 4096, 1),
+    (256, 0, 4096, 1),
+    (1024, 0, 4096, 4),
+    (4096, 0, 4096, 16),
+    (4096, 0, 1024, 16),
+    (7408, 0, 4096, 29),
+    (7408, 3312, 4096, 31),
+    (7408, 3312, 1024, 37),
+    (14336, 0, 4096, 56),
+    (14336, 0, 1024, 56),
+    (65536, 0, 4096, 256),
+]
 
 
 @pytest.mark.parametrize("size, offset, mtu, writes", WRITE_COUNTS)
 def test_write_tlp_counts(size, offset, mtu, writes):
     # One request per packet, as the responder makes them.
     packets = [(0x40000 + offset + at, min(mtu, size - at)) for at in range(0, size, mtu)]
-    requests = [{"address": address, "length": length, "mark": {"kind": MarkKind.PAYLOAD, "qp": 0}} for address, length in packets]
+    requests = [
+        {"address": address, "length": length, "mark": {"kind": MarkKind.PAYLOAD, "qp": 0}}
+        for address, length in packets
+    ]
     lines = [line for address, length in packets for line in write_lines(address, length)]
     beats, bench = rtl_posted([(requests, lines), ([], [])], 256)
     assert sum(beat["last"] for beat in bench.out.words) == writes
@@ -365,15 +538,29 @@ def test_write_tlp_counts(size, offset, mtu, writes):
 def test_write_reports_a_line_that_disagrees():
     dut = DmaWrite()
     errors = []
-    Bench(dut, [Source(dut.requests[0], [{"address": 8, "length": 8}]), Source(dut.lines[0], [{"lane": 0, "count": 8}]),
-                Sink(dut.posted)], {"mps_log2": 8}, each_cycle=lambda ctx, cycle: errors.append(ctx.get(dut.error))).run(10)
+    Bench(
+        dut,
+        [
+            Source(dut.requests[0], [{"address": 8, "length": 8}]),
+            Source(dut.lines[0], [{"lane": 0, "count": 8}]),
+            Sink(dut.posted),
+        ],
+        {"mps_log2": 8},
+        each_cycle=lambda ctx, cycle: errors.append(ctx.get(dut.error)),
+    ).run(10)
     assert errors[-1] == 1
 
 
 def test_write_quiet_cycles_can_be_skipped():
     def run(skip):
         requests, lines = write_requests(6, 9, 0)
-        clients = [([(40 * i, r) for i, r in enumerate(requests)], [(3 * i, line) for i, line in enumerate(lines)]), ([], [])]
+        clients = [
+            (
+                [(40 * i, r) for i, r in enumerate(requests)],
+                [(3 * i, line) for i, line in enumerate(lines)],
+            ),
+            ([], []),
+        ]
         _, bench = rtl_posted(clients, 128, stalls=0.3, skip=skip)
         return bench.out.items, bench.evaluated
 

@@ -8,6 +8,8 @@ from amaranth.hdl import Module, Signal, unsigned
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
+from support_streams import Bench, Sink, Source, pack, refuses, unpack
+
 from hw.formats.events import StallCause
 from hw.lib.align import Realigner, bytes_to_boundary
 from hw.lib.arbiter import Arbiter
@@ -15,7 +17,6 @@ from hw.lib.delay import NEVER, DelayLine, earliest
 from hw.lib.rate import RateMeter
 from hw.lib.stream import Queue, connect, same_shape, skid
 from hw.lib.trace import StallMeter
-from support_streams import Bench, Sink, Source, pack, refuses, unpack
 
 
 class Item(data.Struct):
@@ -51,12 +52,25 @@ def items(who, count, ends=lambda i: 1):
 # connect
 
 
-@pytest.mark.parametrize("left, right, same", [
-    (Item, Item, True), (Item, SameAsItem, True), (Item, OtherOfSameWidth, False), (Item, unsigned(17), False), (Item, 17, False),
-    (8, unsigned(8), True), (8, 9, False), (8, data.ArrayLayout(1, 8), False), (Colour, Colour, True), (Colour, Size, False), (Colour, 4, False),
-    (data.StructLayout({"a": Item}), data.StructLayout({"a": Item}), True),
-    (data.StructLayout({"a": Item}), data.StructLayout({"b": Item}), False),
-    (data.StructLayout({"a": Item}), data.StructLayout({"a": OtherOfSameWidth}), False)])
+@pytest.mark.parametrize(
+    "left, right, same",
+    [
+        (Item, Item, True),
+        (Item, SameAsItem, True),
+        (Item, OtherOfSameWidth, False),
+        (Item, unsigned(17), False),
+        (Item, 17, False),
+        (8, unsigned(8), True),
+        (8, 9, False),
+        (8, data.ArrayLayout(1, 8), False),
+        (Colour, Colour, True),
+        (Colour, Size, False),
+        (Colour, 4, False),
+        (data.StructLayout({"a": Item}), data.StructLayout({"a": Item}), True),
+        (data.StructLayout({"a": Item}), data.StructLayout({"b": Item}), False),
+        (data.StructLayout({"a": Item}), data.StructLayout({"a": OtherOfSameWidth}), False),
+    ],
+)
 def test_same_shape_sees_layouts_not_widths(left, right, same):
     assert same_shape(left, right) is same
     assert same_shape(right, left) is same
@@ -101,7 +115,9 @@ class Clocked(wiring.Component):
 # Queue
 
 
-@pytest.mark.parametrize("depth, idle, stall", [(2, 0.0, 0.0), (2, 0.5, 0.2), (8, 0.1, 0.7), (16, 0.3, 0.3)])
+@pytest.mark.parametrize(
+    "depth, idle, stall", [(2, 0.0, 0.0), (2, 0.5, 0.2), (8, 0.1, 0.7), (16, 0.3, 0.3)]
+)
 def test_queue_keeps_order_and_level(depth, idle, stall):
     dut = Queue(Item, depth)
     source, out = Source(dut.i, items(1, 120), idle=idle, seed=1), Sink(dut.o, stall=stall, seed=2)
@@ -132,7 +148,10 @@ def test_skid_passes_one_item_per_cycle_and_cuts_ready():
     assert [cycle for cycle, _ in out.items] == list(range(1, 51))
 
 
-@pytest.mark.parametrize("build", [lambda: Queue(8, 3), lambda: Queue(8, 1), lambda: DelayLine(8, 12), lambda: DelayLine(8, 0)])
+@pytest.mark.parametrize(
+    "build",
+    [lambda: Queue(8, 3), lambda: Queue(8, 1), lambda: DelayLine(8, 12), lambda: DelayLine(8, 0)],
+)
 def test_depths_are_powers_of_two(build):
     refuses(build, ValueError, "power of two")
 
@@ -144,7 +163,9 @@ def test_depths_are_powers_of_two(build):
 def test_delay_passes_one_item_per_cycle_at_any_latency_below_its_depth(latency):
     dut = DelayLine(Item, 32)
     out = Sink(dut.o)
-    Bench(dut, [Source(dut.i, items(1, 100)), out], {"latency": latency}).run(400, done=lambda: len(out.items) == 100)
+    Bench(dut, [Source(dut.i, items(1, 100)), out], {"latency": latency}).run(
+        400, done=lambda: len(out.items) == 100
+    )
     behind = max(latency, 1)
     assert [cycle for cycle, _ in out.items] == list(range(behind, behind + 100))
     assert out.words == items(1, 100)
@@ -153,7 +174,9 @@ def test_delay_passes_one_item_per_cycle_at_any_latency_below_its_depth(latency)
 def test_delay_at_its_depth_is_full():
     dut = DelayLine(Item, 8)
     out = Sink(dut.o)
-    Bench(dut, [Source(dut.i, items(1, 40)), out], {"latency": 20}).run(400, done=lambda: len(out.items) == 40)
+    Bench(dut, [Source(dut.i, items(1, 40)), out], {"latency": 20}).run(
+        400, done=lambda: len(out.items) == 40
+    )
     assert [cycle for cycle, _ in out.items][:10] == [20, 21, 22, 23, 24, 25, 26, 27, 41, 42]
 
 
@@ -161,9 +184,13 @@ def test_delay_is_kept_under_back_pressure_and_can_be_skipped():
     def run(skip):
         dut = DelayLine(Item, 32)
         source, out = Source(dut.i, items(1, 60), idle=0.9, seed=3), Sink(dut.o, stall=0.4, seed=4)
-        bench = Bench(dut, [source, out], {"latency": 25}, skip=skip).run(3000, done=lambda: len(out.items) == 60)
+        bench = Bench(dut, [source, out], {"latency": 25}, skip=skip).run(
+            3000, done=lambda: len(out.items) == 60
+        )
         assert out.words == items(1, 60)
-        assert all(left >= came + 25 for (came, _), (left, _) in zip(source.taken, out.items, strict=True))
+        assert all(
+            left >= came + 25 for (came, _), (left, _) in zip(source.taken, out.items, strict=True)
+        )
         return out.items, bench.evaluated
 
     skipped, full = run(True), run(False)
@@ -203,7 +230,10 @@ def test_earliest_is_the_minimum(count):
 def rtl_merge(streams, *, stalls=0.0, idle=0.0, **options):
     dut = Arbiter(Item, len(streams), **options)
     out = Sink(dut.o, stall=stalls, seed=9)
-    sources = [Source(port, sent, idle=idle, seed=i) for i, (port, sent) in enumerate(zip(dut.i, streams, strict=True))]
+    sources = [
+        Source(port, sent, idle=idle, seed=i)
+        for i, (port, sent) in enumerate(zip(dut.i, streams, strict=True))
+    ]
     bench = Bench(dut, [*sources, out]).run(4000)
     for who, sent in enumerate(streams):
         assert [item for item in out.words if item["who"] == who] == sent
@@ -230,9 +260,15 @@ def test_arbiter_keeps_its_offer_while_it_waits():
 
 @pytest.mark.parametrize("stalls, idle", [(0.0, 0.0), (0.4, 0.5)])
 def test_arbiter_never_mixes_packets(stalls, idle):
-    streams = [items(who, 60, ends=lambda i, who=who: int(i % (who + 2) == who + 1)) for who in range(3)]
-    out, _ = rtl_merge([sent[:len(sent) // (who + 2) * (who + 2)] for who, sent in enumerate(streams)],
-                       stalls=stalls, idle=idle, packets=True)
+    streams = [
+        items(who, 60, ends=lambda i, who=who: int(i % (who + 2) == who + 1)) for who in range(3)
+    ]
+    out, _ = rtl_merge(
+        [sent[: len(sent) // (who + 2) * (who + 2)] for who, sent in enumerate(streams)],
+        stalls=stalls,
+        idle=idle,
+        packets=True,
+    )
     owner, order = None, []
     for item in out.words:
         assert owner in (None, item["who"]), "packets are mixed"
@@ -251,16 +287,23 @@ def test_arbiter_with_priority_serves_the_lowest_first():
 def test_arbiter_holds_an_offer_against_a_higher_priority():
     dut = Arbiter(Item, 2, priority=True)
     out = Sink(dut.o, stall=0.8, seed=3)
-    Bench(dut, [Source(dut.i[0], items(0, 20), idle=0.8, seed=1), Source(dut.i[1], items(1, 20), idle=0.2, seed=2), out]).run(2000)
+    Bench(
+        dut,
+        [
+            Source(dut.i[0], items(0, 20), idle=0.8, seed=1),
+            Source(dut.i[1], items(1, 20), idle=0.2, seed=2),
+            out,
+        ],
+    ).run(2000)
     assert len(out.items) == 40
 
 
 # RateMeter
 
 
-def run_meter(cost, count, gaps=lambda i: 0, fraction=8):
-    """Cycles in which `count` items were charged, each as soon as the meter was open, and their `ends`."""
-    dut = RateMeter(fraction, 24)
+def run_meter(cost, count, gaps=lambda i: 0, fraction=8, ahead=0):
+    """Cycles in which items were charged, each as soon as the meter was open, and their `ends`."""
+    dut = RateMeter(fraction, 24, ahead=ahead)
     charged, ends = [], []
 
     async def charge(ctx):
@@ -277,7 +320,7 @@ def run_meter(cost, count, gaps=lambda i: 0, fraction=8):
                 if len(charged) == count:
                     return
             else:
-                assert ctx.get(dut.free_at) > cycle or cycle < not_before
+                assert ctx.get(dut.free_at) > cycle + ahead or cycle < not_before
             await ctx.tick()
 
     simulator = Simulator(dut)
@@ -307,6 +350,13 @@ def test_rate_does_not_pay_back_idle_time():
     assert charged[10:] == [restart + 7 * i // 2 for i in range(20)]
 
 
+def test_rate_may_be_charged_ahead():
+    charged, ends = run_meter(4 * 256, 20, ahead=2)
+    # Only the charge comes early; what it costs does not.
+    assert charged == [5, *(5 + 4 * i - 2 for i in range(1, 20))]
+    assert ends == [5 + 4 * (i + 1) for i in range(20)]
+
+
 def test_rate_zero_never_closes():
     charged, ends = run_meter(0, 50)
     assert charged == ends == list(range(5, 55))
@@ -320,7 +370,7 @@ def ref_realign(run, start):
     raw = b"".join(piece for _, piece in run)
     lines, lane = [], start
     while True:
-        part, raw = raw[:64 - lane], raw[64 - lane:]
+        part, raw = raw[: 64 - lane], raw[64 - lane :]
         lines.append((lane, part, not raw))
         if not raw:
             return lines
@@ -343,13 +393,31 @@ class Starts:
 
 def rtl_realign(runs, starts, *, stalls=0.0, seed=1):
     dut = Realigner()
-    pieces = [{"data": int.from_bytes(raw, "little") << 8 * lane, "lane": lane, "count": len(raw), "last": i == len(run) - 1}
-              for run in runs for i, (lane, raw) in enumerate(run)]
-    source, out = Source(dut.i, pieces, idle=stalls, seed=seed), Sink(dut.o, stall=stalls, seed=seed + 1)
+    pieces = [
+        {
+            "data": int.from_bytes(raw, "little") << 8 * lane,
+            "lane": lane,
+            "count": len(raw),
+            "last": i == len(run) - 1,
+        }
+        for run in runs
+        for i, (lane, raw) in enumerate(run)
+    ]
+    source, out = (
+        Source(dut.i, pieces, idle=stalls, seed=seed),
+        Sink(dut.o, stall=stalls, seed=seed + 1),
+    )
     bench = Bench(dut, [Starts(dut.start, source, starts), source, out]).run(
-        8000, done=lambda: sum(line["last"] for line in out.words) == len(runs))
-    lines = [(line["lane"], line["data"].to_bytes(64, "little")[line["lane"]:line["lane"] + line["count"]], bool(line["last"]))
-             for line in out.words]
+        8000, done=lambda: sum(line["last"] for line in out.words) == len(runs)
+    )
+    lines = [
+        (
+            line["lane"],
+            line["data"].to_bytes(64, "little")[line["lane"] : line["lane"] + line["count"]],
+            bool(line["last"]),
+        )
+        for line in out.words
+    ]
     return lines, out, bench
 
 
@@ -369,7 +437,9 @@ def test_realigner_packs_random_runs(seed, stalls):
     runs = [random_run(source, source.randint(1, 6)) for _ in range(60)]
     starts = [source.randrange(64) for _ in runs]
     lines, _, _ = rtl_realign(runs, starts, stalls=stalls, seed=seed)
-    assert lines == [line for run, start in zip(runs, starts, strict=True) for line in ref_realign(run, start)]
+    assert lines == [
+        line for run, start in zip(runs, starts, strict=True) for line in ref_realign(run, start)
+    ]
 
 
 def test_realigner_streams_full_lines():

@@ -55,14 +55,15 @@ class Realigner(wiring.Component):
     start : In(6)
         Lane at which the run's first byte shall come out; sampled with each run's first piece.
     o : Out(stream of `Line`)
-        Lines of the run: the first from lane `start`, all others from lane 0, all but the last up to lane 63.
+        Lines of the run: the first from lane `start`, all others from lane 0, all but the last up
+        to lane 63.
     empty : Out(1)
         Nothing is held.
 
     Timing
     ------
-    One piece in and one line out per cycle; a run whose bytes spill into one more line takes one more cycle at its end.
-    The output is combinational from the input.
+    One piece in and one line out per cycle; a run whose bytes spill into one more line takes one
+    more cycle at its end. The output is combinational from the input.
     """
 
     def __init__(self):
@@ -89,8 +90,8 @@ class Realigner(wiring.Component):
         m.d.comb += amount.eq(position - self.i.payload.lane)
         rotated = rotate_left_bytes(m, self.i.payload.data, amount, "rotated")
 
-        # Lanes from `position` up take the new bytes, those below keep the held ones. (A mask, so that one word operation
-        # serves all lanes.)
+        # Lanes from `position` up take the new bytes, those below keep the held ones. (A mask, so
+        # that one word operation serves all lanes.)
         keep = Signal(64)
         m.d.comb += keep.eq((Const(1, 65) << position) - 1)
         keep_bits = Cat(*(bit.replicate(8) for bit in keep))

@@ -64,7 +64,8 @@ class Arbiter(wiring.Component):
                         port.ready.eq(self.o.ready),
                     ]
 
-        # Once offered, a beat stays offered: the grant is held until it is taken (and, for packets, ended).
+        # Once offered, a beat stays offered: the grant is held until it is taken (and, for packets,
+        # ended).
         with m.If(self.o.valid):
             m.d.sync += [held.eq(1), locked.eq(grant)]
             ends = self.o.payload.last if self._packets else 1

@@ -42,7 +42,8 @@ class DelayLine(wiring.Component):
     now : In
         Cycle number.
     latency : In(16)
-        Cycles between acceptance at `i` and the first cycle at which `o` may be valid; 0 and 1 both mean the next cycle.
+        Cycles between acceptance at `i` and the first cycle at which `o` may be valid; 0 and 1 both
+        mean the next cycle.
     quiet : Out(1)
         Nothing changes before `due` unless an item comes in.
     due : Out
@@ -50,7 +51,8 @@ class DelayLine(wiring.Component):
 
     Timing
     ------
-    One item per cycle at any latency below the depth. Items leave in order and as late as `o.ready` wants.
+    One item per cycle at any latency below the depth. Items leave in order and as late as `o.ready`
+    wants.
     """
 
     def __init__(self, shape, depth):

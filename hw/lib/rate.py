@@ -1,6 +1,6 @@
 """A rate as a fixed-point cost: the time at which the next item may go."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,8 +19,9 @@ class RateMeter(wiring.Component):
     width : int
         Width of the cost.
     ahead : int
-        Cycles by which an item may be charged before the resource is free. With items that cost less than a cycle
-        among dearer ones, 0 leaves the rest of a cycle unused; a lead of 2 does not.
+        Cycles by which an item may be charged before the resource is free. With items that cost
+        less than a cycle among dearer ones, 0 leaves the rest of a cycle unused; a lead of 2 does
+        not.
 
     Members
     -------
@@ -57,7 +58,7 @@ class RateMeter(wiring.Component):
             self.free_at.eq(busy_until[fraction:]),
             self.open.eq(self.free_at <= self.now + self._ahead),
             # Busy until some point within this cycle: the next item follows without a gap.
-            start.eq(Mux(self.free_at < self.now, Const(0, fraction + NOW_BITS) | (self.now << fraction), busy_until)),
+            start.eq(Mux(self.free_at < self.now, Cat(Const(0, fraction), self.now), busy_until)),
             end.eq(start + self.cost),
             self.ends.eq(end[fraction:] + (end[:fraction] != 0)),
         ]

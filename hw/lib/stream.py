@@ -1,7 +1,8 @@
 """Streams of structs: a checked connection, and queues.
 
-A transfer happens in a cycle in which `valid` and `ready` are both high; `valid` never waits for `ready`
-(RFC 61). Every queue says whether it is `empty`, since a node that holds nothing is not evaluated.
+A transfer happens in a cycle in which `valid` and `ready` are both high; `valid` never waits for
+`ready` (RFC 61). Every queue says whether it is `empty`, since a node that holds nothing is not
+evaluated.
 """
 
 from amaranth.hdl import Module, Shape, ShapeCastable, Signal
@@ -27,8 +28,8 @@ def same_shape(left, right):
     if left_fields is not None and right_fields is not None:
         # Amaranth takes nested fields of equal width for equal.
         return len(left_fields) == len(right_fields) and all(
-            (key, field.offset) == (other_key, other.offset) and same_shape(field.shape, other.shape)
-            for (key, field), (other_key, other) in zip(left_fields, right_fields, strict=True))
+            (key, one.offset) == (other_key, other.offset) and same_shape(one.shape, other.shape)
+            for (key, one), (other_key, other) in zip(left_fields, right_fields, strict=True))
     if isinstance(left, ShapeCastable) or isinstance(right, ShapeCastable):
         return left == right
     return Shape.cast(left) == Shape.cast(right)
@@ -65,8 +66,8 @@ class Queue(wiring.Component):
 
     Timing
     ------
-    One entry in and one out per cycle; an entry is offered in the cycle after it came in. The memory is read
-    asynchronously (a register file or LUT RAM).
+    One entry in and one out per cycle; an entry is offered in the cycle after it came in. The
+    memory is read asynchronously (a register file or LUT RAM).
     """
 
     def __init__(self, shape, depth):
@@ -88,7 +89,8 @@ class Queue(wiring.Component):
 
         m.d.comb += [
             self.i.ready.eq(self.level != self.depth),
-            write.addr.eq(tail), write.data.eq(self.i.payload), write.en.eq(self.i.valid & self.i.ready),
+            write.en.eq(self.i.valid & self.i.ready),
+            write.addr.eq(tail), write.data.eq(self.i.payload),
             read.addr.eq(head), self.o.payload.eq(read.data),
             self.o.valid.eq(self.level != 0), self.empty.eq(self.level == 0),
         ]

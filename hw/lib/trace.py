@@ -1,7 +1,7 @@
 """Events out of a block, and the meter that turns a stall into one event."""
 
-from amaranth.hdl import Module, Signal, unsigned
-from amaranth.lib import data, wiring
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from ..formats.events import EventKind, Stall
