@@ -55,6 +55,8 @@ VERILATE = (
 )
 #: The model is all of the run time, the rest is not worth the seconds.
 MODEL_FLAGS = ("-O2",)
+#: Verilator's `__Slow` files run once, at time 0.
+SLOW_FLAGS = ("-O0",)
 SHARED_FLAGS = ("-O2",)
 RUNTIME_FLAGS = ("-O1",)
 #: Variables that change what a compiler does without being seen in its command line.
@@ -350,6 +352,7 @@ def build(
         str(libraries),
         VERILATE,
         MODEL_FLAGS,
+        SLOW_FLAGS,
         SHARED_FLAGS,
         RUNTIME_FLAGS,
         waveforms,
@@ -401,7 +404,10 @@ def build(
             with phase("runtime"):
                 shared = runtime.result()
         with phase("compile"):
-            jobs = [(path, MODEL_FLAGS) for path in (*model.glob("*.cpp"), ENGINE / "nodes.cpp")]
+            jobs = [
+                (path, SLOW_FLAGS if path.stem.endswith("__Slow") else MODEL_FLAGS)
+                for path in (*model.glob("*.cpp"), ENGINE / "nodes.cpp")
+            ]
             objects = _compile(jobs, model, [*flags, f"-I{model}"])
         with phase("link"):
             compression = ["-llz4", "-lz"] if "--trace-fst" in waveforms else []

@@ -200,3 +200,36 @@ async def scenario_wakes(dut):
     Path("out.json").write_text(
         json.dumps({"visits": outcome.visits, "wakes": outcome.wakes, "wall_s": outcome.wall_s})
     )
+
+
+async def scenario_preload(dut):
+    """Bulk writes and links are for the time before cycle 0; each memory is its node's own."""
+    machine = Machine(dut)
+    machine.preload(1, "host", (1 << 36) - 4, b"tail")
+    machine.link(0, 1, 5)
+    for refused in (
+        lambda: machine.preload(0, "gpu", (1 << 36) - 3, b"tail"),
+        lambda: machine.link(2, 1, 5),
+        lambda: machine.link(1, 2, 0),
+        lambda: machine.link(1, len(machine), 5),
+    ):
+        refuses(refused)
+
+    async def agent(node):
+        assert bytes(node.memory("host")[-4:]) == b"tail"
+        assert not node.memory("gpu")[-4:].any()
+        assert not node.memory("host").flags.writeable
+        await node.sleep(3)
+        refuses(lambda: machine.preload(0, "gpu", 0, b"late"))
+        refuses(lambda: machine.link(1, 2, 5))
+
+    machine.spawn(agent(machine.node(1)))
+    assert (await machine.run()).reason == "done"
+
+
+def refuses(action):
+    try:
+        action()
+    except EngineError:
+        return
+    raise AssertionError("the engine took what it must refuse")
