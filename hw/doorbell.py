@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from .config import NicTiming
 from .formats import mlx5
 from .formats.context import SqContext
-from .formats.events import DropReason, Dropped, EventKind, Stall, StallCause
+from .formats.events import Dropped, DropReason, EventKind, Stall, StallCause
 from .formats.layout import lanes
 from .formats.op import PushLine, Ring
 from .formats.tlp import PostedBeat
@@ -45,12 +45,14 @@ class _Beat(data.Struct):
 class Doorbell(wiring.Component):
     """Takes the posted writes that reach the NIC and rings send queues.
 
-    An 8-byte write to the start of a register is a doorbell. A write of 1 to 4 whole lines to the start of a register is a
-    push (BlueFlame): a doorbell with its WQE behind it. Any other write is ignored with a DOORBELL_OFFSET event. The producer
-    is index + ceil(ds / 4), so that both conventions of software fit: the last WQE's index with its ds, or the next index with 0.
+    An 8-byte write to the start of a register is a doorbell. A write of 1 to 4 whole lines to the
+    start of a register is a push (BlueFlame): a doorbell with its WQE behind it. Any other write is
+    ignored with a DOORBELL_OFFSET event. The producer is index + ceil(ds / 4), so that both
+    conventions of software fit: the last WQE's index with its ds, or the next index with 0.
 
-    A push whose lines cannot be used (fewer lines than blocks, ds 0, no room for all of them) rings as a plain doorbell, with a
-    PUSH_NOT_USED event. A doorbell of a QP without context is dropped with a DOORBELL_UNKNOWN_QP event.
+    A push whose lines cannot be used (fewer lines than blocks, ds 0, no room for all of them) rings
+    as a plain doorbell, with a PUSH_NOT_USED event. A doorbell of a QP without context is dropped
+    with a DOORBELL_UNKNOWN_QP event.
 
     Parameters
     ----------
@@ -64,40 +66,46 @@ class Doorbell(wiring.Component):
         Context of the QP that is rung.
     rings : Out(stream of `Ring`)
     pushes : Out(stream of `PushLine`)
-        Lines of those rings that have `pushed` set, in order; all lines of a push are here before its ring is.
+        Lines of those rings that have `pushed` set, in order; all lines of a push are here before
+        its ring is.
     now : In
         Cycle number.
     timing : In(NicTiming)
         `doorbell` and `doorbell_fifo_depth` are looked at.
     quiet : Out(1)
-        Nothing changes before `due` unless a write comes in or a ring or a line is taken. Lines may wait for their ring meanwhile.
+        Nothing changes before `due` unless a write comes in or a ring or a line is taken. Lines may
+        wait for their ring meanwhile.
     due : Out
         Cycle in which the oldest ring will be offered.
     on_dropped : Out(Probe)
-        At most one for each write; `info` is the offset (DOORBELL_OFFSET), the QPN (DOORBELL_UNKNOWN_QP) or the index (PUSH_NOT_USED).
+        At most one for each write; `info` is the offset (DOORBELL_OFFSET), the QPN
+        (DOORBELL_UNKNOWN_QP) or the index (PUSH_NOT_USED).
     on_stall_fifo : Out(Probe)
         Cycles in which a write waited for room.
 
     Timing
     ------
-    One beat per cycle. A ring is offered max(1, `doorbell`) + 1 cycles after the last beat of its write was accepted. Rings that wait,
-    rings in the delay and a write under way together are at most `doorbell_fifo_depth`; then `writes` stalls.
+    One beat per cycle. A ring is offered max(1, `doorbell`) + 1 cycles after the last beat of its
+    write was accepted. Rings that wait, rings in the delay and a write under way together are at
+    most `doorbell_fifo_depth`; then `writes` stalls.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "writes": In(stream.Signature(PostedBeat)),
-            "sq": Out(ContextPort(SqContext)),
-            "rings": Out(stream.Signature(Ring)),
-            "pushes": Out(stream.Signature(PushLine)),
-            "now": In(NOW_BITS),
-            "timing": In(NicTiming),
-            "quiet": Out(1),
-            "due": Out(NOW_BITS),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-            "on_stall_fifo": Out(Probe(EventKind.STALL, Stall)),
-        })
+        super().__init__(
+            {
+                "writes": In(stream.Signature(PostedBeat)),
+                "sq": Out(ContextPort(SqContext)),
+                "rings": Out(stream.Signature(Ring)),
+                "pushes": Out(stream.Signature(PushLine)),
+                "now": In(NOW_BITS),
+                "timing": In(NicTiming),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_stall_fifo": Out(Probe(EventKind.STALL, Stall)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -109,14 +117,17 @@ class Doorbell(wiring.Component):
         places = Signal(range(self._structure.doorbell_fifo + 1))
         accepted = Signal()
         m.d.comb += [
-            self.writes.ready.eq(~self.writes.payload.first | (places < self.timing.doorbell_fifo_depth)),
+            self.writes.ready.eq(
+                ~self.writes.payload.first | (places < self.timing.doorbell_fifo_depth)
+            ),
             accepted.eq(self.writes.valid & self.writes.ready),
             stall.stalled.eq(self.writes.valid & ~self.writes.ready),
         ]
         incoming = self._parse(m, self.writes.payload)
-        m.d.comb += self.sq.address.eq(incoming.qpn[:self._structure.qp_bits])
+        m.d.comb += self.sq.address.eq(incoming.qpn[: self._structure.qp_bits])
 
-        # One cycle later the context is there: the first beat is judged, the verdict holds for the others.
+        # One cycle later the context is there: the first beat is judged, the verdict holds for the
+        # others.
         beat, beat_valid = Signal(_Beat), Signal()
         m.d.sync += beat_valid.eq(accepted)
         with m.If(accepted):
@@ -125,15 +136,20 @@ class Doorbell(wiring.Component):
         m.d.comb += [
             known.eq(self.sq.data.valid & (self.sq.data.qpn == beat.qpn)),
             rung.eq((beat.word | beat.push) & known),
-            pushed.eq(rung & beat.push & (beat.blocks != 0) & (beat.blocks <= beat.lines)
-                      & (lines.level + beat.blocks <= PUSH_LINES)),
+            pushed.eq(
+                rung
+                & beat.push
+                & (beat.blocks != 0)
+                & (beat.blocks <= beat.lines)
+                & (lines.level + beat.blocks <= PUSH_LINES)
+            ),
         ]
         judging = beat_valid & beat.first
 
         ring, held_ring = Signal(Ring), Signal(Ring)
         held_rung = Signal()
         m.d.comb += [
-            ring.qp.eq(beat.qpn[:self._structure.qp_bits]),
+            ring.qp.eq(beat.qpn[: self._structure.qp_bits]),
             ring.qpn.eq(beat.qpn),
             ring.producer.eq(beat.index + beat.blocks),
             ring.pushed.eq(pushed),
@@ -194,8 +210,12 @@ class Doorbell(wiring.Component):
             beat.first.eq(write.first),
             beat.last.eq(write.last),
             beat.word.eq(at_register & (write.length == 8)),
-            beat.push.eq(at_register & (write.length[:6] == 0) & (write.length[6:] != 0)
-                         & (write.length[6:] <= _REGISTER_LINES)),
+            beat.push.eq(
+                at_register
+                & (write.length[:6] == 0)
+                & (write.length[6:] != 0)
+                & (write.length[6:] <= _REGISTER_LINES)
+            ),
             beat.lines.eq(write.length[6:]),
             beat.offset.eq(offset),
             beat.index.eq(word.index),
@@ -208,13 +228,24 @@ class Doorbell(wiring.Component):
     def _report(self, m, judging, beat, known, pushed):
         """The event of a write that does not, or not fully, do what it asks for."""
         event = self.on_dropped
-        qp = beat.qpn[:self._structure.qp_bits]
+        qp = beat.qpn[: self._structure.qp_bits]
         with m.If(~beat.word & ~beat.push):
-            m.d.comb += [event.valid.eq(judging), event.payload.reason.eq(DropReason.DOORBELL_OFFSET),
-                         event.payload.info.eq(beat.offset)]
+            m.d.comb += [
+                event.valid.eq(judging),
+                event.payload.reason.eq(DropReason.DOORBELL_OFFSET),
+                event.payload.info.eq(beat.offset),
+            ]
         with m.Elif(~known):
-            m.d.comb += [event.valid.eq(judging), event.payload.reason.eq(DropReason.DOORBELL_UNKNOWN_QP),
-                         event.payload.qp.eq(qp), event.payload.info.eq(beat.qpn)]
+            m.d.comb += [
+                event.valid.eq(judging),
+                event.payload.reason.eq(DropReason.DOORBELL_UNKNOWN_QP),
+                event.payload.qp.eq(qp),
+                event.payload.info.eq(beat.qpn),
+            ]
         with m.Elif(beat.push & ~pushed):
-            m.d.comb += [event.valid.eq(judging), event.payload.reason.eq(DropReason.PUSH_NOT_USED),
-                         event.payload.qp.eq(qp), event.payload.info.eq(beat.index)]
+            m.d.comb += [
+                event.valid.eq(judging),
+                event.payload.reason.eq(DropReason.PUSH_NOT_USED),
+                event.payload.qp.eq(qp),
+                event.payload.info.eq(beat.index),
+            ]

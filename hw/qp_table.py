@@ -19,8 +19,8 @@ class QpTable:
 
     Timing
     ------
-    A read is combinational; a write shows in the next cycle. Any number of both per cycle. Two writes of one entry in one
-    cycle are a mistake of the block that makes them.
+    A read is combinational; a write shows in the next cycle. Any number of both per cycle. Two
+    writes of one entry in one cycle are a mistake of the block that makes them.
     """
 
     def __init__(self, m, name, shape, structure):

@@ -21,10 +21,11 @@ __all__ = ["WqEngine"]
 
 
 class WqEngine(wiring.Component):
-    """Fetches WQEs that were rung, or takes them from their push, and decodes them into operations and pieces.
+    """Fetches WQEs that were rung, or takes them from their push, and decodes them into operations
+    and pieces.
 
-    Work of one QP is done in order, that of several QPs in turns. See `WqScheduler` for what is fetched when, `WqeIntake` for how blocks
-    become WQEs, and `WqeDecoder` for what a WQE means.
+    Work of one QP is done in order, that of several QPs in turns. See `WqScheduler` for what is
+    fetched when, `WqeIntake` for how blocks become WQEs, and `WqeDecoder` for what a WQE means.
 
     Parameters
     ----------
@@ -51,40 +52,44 @@ class WqEngine(wiring.Component):
     timing : In(NicTiming)
         `wqe`, `fetch_blocks`, `window_blocks`, `qp_interval` and `total_interval` are looked at.
     quiet : Out(1)
-        Nothing changes before `due` unless an input arrives. Blocks may be under way, QPs may be parked.
-    due : Out
-    on_ring_seen, on_fetch_requested, on_fetched, on_dropped, on_stall_window, on_stall_rate : Out(Probe)
+        Nothing changes before `due` unless an input arrives. Blocks may be under way, QPs may be
+        parked.
+    due : Out on_ring_seen, on_fetch_requested, on_fetched, on_dropped, on_stall_window,
+    on_stall_rate : Out(Probe)
         FETCHED is when the last block of a WQE came in, before the delay `wqe`.
 
     Timing
     ------
-    Ring to request 3 cycles, ring to the first block of its push 1 cycle. Last block of a WQE to its operation max(1, `wqe`) + 2 cycles
-    if it has one segment in one block, and is taken 2 cycles later than the one before. At most `wqe_lines` blocks are in the delay.
+    Ring to request 3 cycles, ring to the first block of its push 1 cycle. Last block of a WQE to
+    its operation max(1, `wqe`) + 2 cycles if it has one segment in one block, and is taken 2 cycles
+    later than the one before. At most `wqe_lines` blocks are in the delay.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "rings": In(stream.Signature(Ring)),
-            "pushes": In(stream.Signature(PushLine)),
-            "lines": In(stream.Signature(ReadLine)),
-            "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
-            "config": In(ConfigPort()),
-            "sq": Out(ContextPort(SqContext)),
-            "requests": Out(stream.Signature(ReadRequest)),
-            "ops": Out(stream.Signature(Op)),
-            "pieces": Out(stream.Signature(Piece)),
-            "now": In(NOW_BITS),
-            "timing": In(NicTiming),
-            "quiet": Out(1),
-            "due": Out(NOW_BITS),
-            "on_ring_seen": Out(Probe(EventKind.RING_SEEN, RingSeen)),
-            "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
-            "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-            "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
-            "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
-        })
+        super().__init__(
+            {
+                "rings": In(stream.Signature(Ring)),
+                "pushes": In(stream.Signature(PushLine)),
+                "lines": In(stream.Signature(ReadLine)),
+                "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "config": In(ConfigPort()),
+                "sq": Out(ContextPort(SqContext)),
+                "requests": Out(stream.Signature(ReadRequest)),
+                "ops": Out(stream.Signature(Op)),
+                "pieces": Out(stream.Signature(Piece)),
+                "now": In(NOW_BITS),
+                "timing": In(NicTiming),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_ring_seen": Out(Probe(EventKind.RING_SEEN, RingSeen)),
+                "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
+                "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
+                "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -114,7 +119,6 @@ class WqEngine(wiring.Component):
             scheduler.arrived.eq(intake.arrived),
             intake.turn_qp.eq(scheduler.turn_qp),
             scheduler.followers.eq(intake.followers),
-
             scheduler.now.eq(self.now),
             delay.now.eq(self.now),
             decoder.now.eq(self.now),
@@ -123,9 +127,18 @@ class WqEngine(wiring.Component):
             decoder.total_interval.eq(self.timing.total_interval),
         ]
         for block in (scheduler, intake):
-            m.d.comb += [block.config.valid.eq(self.config.valid), block.config.payload.eq(self.config.payload)]
-        for block, name in ((scheduler, "on_ring_seen"), (scheduler, "on_fetch_requested"), (scheduler, "on_dropped"),
-                            (scheduler, "on_stall_window"), (intake, "on_fetched"), (decoder, "on_stall_rate")):
+            m.d.comb += [
+                block.config.valid.eq(self.config.valid),
+                block.config.payload.eq(self.config.payload),
+            ]
+        for block, name in (
+            (scheduler, "on_ring_seen"),
+            (scheduler, "on_fetch_requested"),
+            (scheduler, "on_dropped"),
+            (scheduler, "on_stall_window"),
+            (intake, "on_fetched"),
+            (decoder, "on_stall_rate"),
+        ):
             wiring.connect(m, getattr(block, name), wiring.flipped(getattr(self, name)))
         m.d.comb += [
             self.quiet.eq(scheduler.quiet & delay.quiet & decoder.quiet),

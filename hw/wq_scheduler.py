@@ -8,7 +8,13 @@ from .config import ITEM_FRACTION, NicTiming
 from .formats.context import SqContext, Table
 from .formats.dma import ReadRequest
 from .formats.events import (
-    DropReason, Dropped, EventKind, FetchRequested, RingSeen, Stall, StallCause,
+    Dropped,
+    DropReason,
+    EventKind,
+    FetchRequested,
+    RingSeen,
+    Stall,
+    StallCause,
 )
 from .formats.op import PushLine, Retirement, Ring
 from .formats.tlp import MarkKind
@@ -59,11 +65,13 @@ class TurnQueue(wiring.Component):
 
     def __init__(self, structure, sources):
         self._structure = structure
-        super().__init__({
-            "add": In(wiring.Signature({"valid": Out(1), "qp": Out(12)})).array(sources),
-            "o": Out(stream.Signature(12)),
-            "level": Out(range(structure.qps + 1)),
-        })
+        super().__init__(
+            {
+                "add": In(wiring.Signature({"valid": Out(1), "qp": Out(12)})).array(sources),
+                "o": Out(stream.Signature(12)),
+                "level": Out(range(structure.qps + 1)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -73,7 +81,11 @@ class TurnQueue(wiring.Component):
         added = 0
         for source in self.add:
             write = store.write_port()
-            m.d.comb += [write.addr.eq(tail + added), write.data.eq(source.qp), write.en.eq(source.valid)]
+            m.d.comb += [
+                write.addr.eq(tail + added),
+                write.data.eq(source.qp),
+                write.en.eq(source.valid),
+            ]
             added = added + source.valid
         m.d.comb += [
             read.addr.eq(head),
@@ -81,24 +93,32 @@ class TurnQueue(wiring.Component):
             self.o.valid.eq(self.level != 0),
             taken.eq(self.o.valid & self.o.ready),
         ]
-        m.d.sync += [tail.eq(tail + added), head.eq(head + taken), self.level.eq(self.level + added - taken)]
+        m.d.sync += [
+            tail.eq(tail + added),
+            head.eq(head + taken),
+            self.level.eq(self.level + added - taken),
+        ]
         return m
 
 
 class WqScheduler(wiring.Component):
-    """Keeps the indices of all send queues, takes rings, and asks for blocks, one QP after the other.
+    """Keeps the indices of all send queues, takes rings, and asks for blocks, QP after QP.
 
-    A ring moves its QP's producer forward, if the new producer is ahead of the known one and at most one depth ahead of the fetched
-    index; otherwise it is dropped with a DOORBELL_STALE event. A QP with blocks to fetch waits for its turn. In its turn it asks for
-    as many blocks as it has, but not more than `fetch_blocks` and than its window has room for; where the run crosses the end of the
-    ring, for two requests in succession. If it still has blocks, it goes to the back. A QP without room is parked until one of its
-    WQEs retires. One that has used up its message rate goes to the back at once.
+    A ring moves its QP's producer forward, if the new producer is ahead of the known one and at
+    most one depth ahead of the fetched index; otherwise it is dropped with a DOORBELL_STALE event.
+    A QP with blocks to fetch waits for its turn. In its turn it asks for as many blocks as it has,
+    but not more than `fetch_blocks` and than its window has room for; where the run crosses the end
+    of the ring, for two requests in succession. If it still has blocks, it goes to the back. A QP
+    without room is parked until one of its WQEs retires. One that has used up its message rate goes
+    to the back at once.
 
-    A push is used only if nothing of its QP is to be fetched or under way, its window has room and its rate allows; otherwise its
-    lines are dropped with a PUSH_NOT_USED event and the WQE is fetched.
+    A push is used only if nothing of its QP is to be fetched or under way, its window has room and
+    its rate allows; otherwise its lines are dropped with a PUSH_NOT_USED event and the WQE is
+    fetched.
 
-    The rate `qp_interval` counts WQEs, but their number is not known before they arrive: every block is charged as a WQE, and blocks
-    which turn out to follow another one in their WQE are set off against the QP's next fetches.
+    The rate `qp_interval` counts WQEs, but their number is not known before they arrive: every
+    block is charged as a WQE, and blocks which turn out to follow another one in their WQE are set
+    off against the QP's next fetches.
 
     Parameters
     ----------
@@ -118,7 +138,8 @@ class WqScheduler(wiring.Component):
     pushed : Out(stream of `PushedBlock`)
         Blocks of pushes that are used.
     asked_qp, turn_qp : Out(12), arrived, followers : In(16)
-        Look-up at the `WqeIntake`: index of the next block of `asked_qp` to arrive; following blocks of `turn_qp` so far.
+        Look-up at the `WqeIntake`: index of the next block of `asked_qp` to arrive; following
+        blocks of `turn_qp` so far.
     now : In
         Cycle number.
     timing : In(NicTiming)
@@ -126,45 +147,51 @@ class WqScheduler(wiring.Component):
     quiet : Out(1)
         Nothing changes before `due`; parked QPs and blocks under way may exist.
     due : Out
-        Cycle in which the rate of a QP allows its next fetch, if all that have a turn wait for that.
+        Cycle in which the rate of a QP allows its next fetch, if all that have a turn wait for
+        that.
     on_ring_seen : Out(Probe)
         A ring was taken and was not stale.
     on_fetch_requested : Out(Probe)
         A request left.
     on_dropped : Out(Probe)
-        `info` is the producer (DOORBELL_STALE) or the index of the push (PUSH_NOT_USED). A stale push gives the former only.
+        `info` is the producer (DOORBELL_STALE) or the index of the push (PUSH_NOT_USED). A stale
+        push gives the former only.
     on_stall_window : Out(Probe)
-        From the cycle in which a QP was parked while no other was, to the one in which none is any more.
+        From the cycle in which a QP was parked while no other was, to the one in which none is any
+        more.
 
     Timing
     ------
-    A ring is taken in the cycle in which it is offered, except while lines of a push are passed on (one per cycle) and while the
-    same QP has its turn. A request is offered 3 cycles after the ring. One turn, thus one request, per cycle.
+    A ring is taken in the cycle in which it is offered, except while lines of a push are passed on
+    (one per cycle) and while the same QP has its turn. A request is offered 3 cycles after the
+    ring. One turn, thus one request, per cycle.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "rings": In(stream.Signature(Ring)),
-            "pushes": In(stream.Signature(PushLine)),
-            "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
-            "config": In(ConfigPort()),
-            "sq": Out(ContextPort(SqContext)),
-            "requests": Out(stream.Signature(ReadRequest)),
-            "pushed": Out(stream.Signature(PushedBlock)),
-            "asked_qp": Out(12),
-            "arrived": In(16),
-            "turn_qp": Out(12),
-            "followers": In(16),
-            "now": In(NOW_BITS),
-            "timing": In(NicTiming),
-            "quiet": Out(1),
-            "due": Out(NOW_BITS),
-            "on_ring_seen": Out(Probe(EventKind.RING_SEEN, RingSeen)),
-            "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-            "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
-        })
+        super().__init__(
+            {
+                "rings": In(stream.Signature(Ring)),
+                "pushes": In(stream.Signature(PushLine)),
+                "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "config": In(ConfigPort()),
+                "sq": Out(ContextPort(SqContext)),
+                "requests": Out(stream.Signature(ReadRequest)),
+                "pushed": Out(stream.Signature(PushedBlock)),
+                "asked_qp": Out(12),
+                "arrived": In(16),
+                "turn_qp": Out(12),
+                "followers": In(16),
+                "now": In(NOW_BITS),
+                "timing": In(NicTiming),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_ring_seen": Out(Probe(EventKind.RING_SEEN, RingSeen)),
+                "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -176,21 +203,33 @@ class WqScheduler(wiring.Component):
         def table(name, shape):
             return QpTable(m, name, shape, self._structure)
 
-        # Indices of blocks: rung, asked for, retired. `pending`: the QP waits for its turn, has it, or is parked.
-        producer, fetched, retired = table("producer", 16), table("fetched", 16), table("retired", 16)
+        # Indices of blocks: rung, asked for, retired. `pending`: the QP waits for its turn, has it,
+        # or is parked.
+        producer = table("producer", 16)
+        fetched = table("fetched", 16)
+        retired = table("retired", 16)
         pending, parked = table("pending", 1), table("parked", 1)
         # Time from which the rate allows a fetch; followers set off against it so far.
         allowed, set_off = table("allowed", _TIME), table("set_off", 16)
         depth_log2 = table("depth_log2", 4)
 
         loads = Signal()
-        context = data.View(SqContext, self.config.payload.data[:data.Layout.cast(SqContext).size])
+        context = data.View(SqContext, self.config.payload.data[: data.Layout.cast(SqContext).size])
         m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.SQ))
-        for each, start in ((producer, context.start_index), (fetched, context.start_index), (retired, context.start_index),
-                            (pending, 0), (parked, 0), (allowed, 0), (set_off, 0), (depth_log2, context.depth_log2)):
+        for each, start in (
+            (producer, context.start_index),
+            (fetched, context.start_index),
+            (retired, context.start_index),
+            (pending, 0),
+            (parked, 0),
+            (allowed, 0),
+            (set_off, 0),
+            (depth_log2, context.depth_log2),
+        ):
             each.write(self.config.payload.index, start, loads)
 
-        # The QP that has its turn, since one cycle at least: its context is there. `rest`: blocks of its turn behind the end of the ring.
+        # The QP that has its turn, since one cycle at least: its context is there. `rest`: blocks
+        # of its turn behind the end of the ring.
         turn, turn_qp, rest = Signal(), Signal(12), Signal(6)
 
         # Rings.
@@ -207,8 +246,15 @@ class WqScheduler(wiring.Component):
             ahead.eq(ring.producer - ring_fetched),
             known_ahead.eq(producer.read(ring.qp) - ring_fetched),
             accepted.eq((ahead > known_ahead) & ((ahead - 1) >> depth_log2.read(ring.qp) == 0)),
-            usable.eq(accepted & ring.pushed & ~ring_pending & (ring.index == ring_fetched) & (self.arrived == ring_fetched)
-                      & (ring_room >= ring.blocks) & (_whole(allowed.read(ring.qp)) <= self.now)),
+            usable.eq(
+                accepted
+                & ring.pushed
+                & ~ring_pending
+                & (ring.index == ring_fetched)
+                & (self.arrived == ring_fetched)
+                & (ring_room >= ring.blocks)
+                & (_whole(allowed.read(ring.qp)) <= self.now)
+            ),
             fresh.qp.eq(ring.qp),
             fresh.valid.eq(takes & accepted & ~usable & ~ring_pending),
         ]
@@ -261,7 +307,12 @@ class WqScheduler(wiring.Component):
         m.d.comb += [
             done.eq(turn & (behind == 0)),
             # Room that comes in this very cycle would be missed.
-            parks.eq(turn & (behind != 0) & (window == 0) & ~(self.retired.valid & (leaving.qp == turn_qp))),
+            parks.eq(
+                turn
+                & (behind != 0)
+                & (window == 0)
+                & ~(self.retired.valid & (leaving.qp == turn_qp))
+            ),
             waits.eq(turn & (behind != 0) & (window != 0) & ~open_),
             asks.eq(turn & (behind != 0) & (window != 0) & open_),
             asked.eq(asks & request_queue.i.ready),
@@ -287,7 +338,8 @@ class WqScheduler(wiring.Component):
             request.mark.index.eq(index),
         ]
 
-        # The rate: a QP that comes late only because others had their turns before it keeps its place in time.
+        # The rate: a QP that comes late only because others had their turns before it keeps its
+        # place in time.
         start, follower_count, off, cost = Signal(_TIME), Signal(16), Signal(6), Signal(30)
         m.d.comb += [
             self.turn_qp.eq(turn_qp),
@@ -299,9 +351,13 @@ class WqScheduler(wiring.Component):
         allowed.write(turn_qp, start + cost, asked)
         set_off.write(turn_qp, set_off.read(turn_qp) + off, asked)
 
-        # Once every QP has been sent to the back by its rate, nobody is looked at before the first may go.
-        looked_at, soonest, asleep = Signal(range(self._structure.qps + 1)), Signal(NOW_BITS, init=NEVER), Signal()
-        m.d.comb += asleep.eq((turns.level != 0) & (looked_at >= turns.level) & (soonest > self.now))
+        # Once every QP has been sent to the back by its rate, nobody is looked at before the first
+        # may go.
+        looked_at, asleep = Signal(range(self._structure.qps + 1)), Signal()
+        soonest = Signal(NOW_BITS, init=NEVER)
+        m.d.comb += asleep.eq(
+            (turns.level != 0) & (looked_at >= turns.level) & (soonest > self.now)
+        )
         with m.If(woken.valid | fresh.valid | asked | parks | done | (soonest <= self.now)):
             m.d.sync += [looked_at.eq(0), soonest.eq(NEVER)]
         with m.Elif(waits):
@@ -327,7 +383,13 @@ class WqScheduler(wiring.Component):
         self._report_window(m, parks, woken.valid)
         m.d.comb += [
             self.due.eq(Mux(asleep, soonest, NEVER)),
-            self.quiet.eq(((turns.level == 0) | asleep) & ~turn & ~passing & request_queue.empty & ~self.on_stall_window.valid),
+            self.quiet.eq(
+                ((turns.level == 0) | asleep)
+                & ~turn
+                & ~passing
+                & request_queue.empty
+                & ~self.on_stall_window.valid
+            ),
         ]
         return m
 
@@ -336,7 +398,13 @@ class WqScheduler(wiring.Component):
         outstanding, room = Signal(16, name=f"{name}_used"), Signal(11, name=name)
         m.d.comb += [
             outstanding.eq(fetched - retired),
-            room.eq(Mux(outstanding < self.timing.window_blocks, self.timing.window_blocks - outstanding, 0)),
+            room.eq(
+                Mux(
+                    outstanding < self.timing.window_blocks,
+                    self.timing.window_blocks - outstanding,
+                    0,
+                )
+            ),
         ]
         return room
 
@@ -356,7 +424,9 @@ class WqScheduler(wiring.Component):
             self.on_ring_seen.payload.producer.eq(ring.producer),
             self.on_ring_seen.payload.pushed.eq(usable),
             self.on_dropped.valid.eq(takes & (~accepted | (ring.pushed & ~usable))),
-            self.on_dropped.payload.reason.eq(Mux(accepted, DropReason.PUSH_NOT_USED, DropReason.DOORBELL_STALE)),
+            self.on_dropped.payload.reason.eq(
+                Mux(accepted, DropReason.PUSH_NOT_USED, DropReason.DOORBELL_STALE)
+            ),
             self.on_dropped.payload.qp.eq(ring.qp),
             self.on_dropped.payload.info.eq(Mux(accepted, ring.index, ring.producer)),
         ]
@@ -370,7 +440,10 @@ class WqScheduler(wiring.Component):
         ]
 
     def _report_window(self, m, parks, wakes):
-        """One event per stretch of time in which a QP is parked, measured with `now` since a node with parked QPs may be quiet."""
+        """One event per stretch of time in which a QP is parked.
+
+        It is measured with `now`, since a node with parked QPs may be quiet.
+        """
         count, since, ended = Signal(range(self._structure.qps + 1)), Signal(NOW_BITS), Signal()
         m.d.sync += [
             count.eq(count + parks - wakes),

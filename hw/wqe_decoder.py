@@ -22,14 +22,16 @@ _END_OF_LIST_KEY = 0x100
 
 
 class WqeDecoder(wiring.Component):
-    """Collects the blocks of each WQE and decodes whole WQEs in the order in which they became whole.
+    """Collects the blocks of each WQE and decodes WQEs in the order in which they become whole.
 
-    NOP and WRITE are known. A WRITE has a control and a remote address segment, then data segments and inline segments up to
-    `ds` octowords; a data segment of 0 bytes contributes nothing and, with key 0x100, ends the list. A WQE with another opcode, with ds 0,
-    a WRITE with ds 1, one of more than `wqe_blocks` blocks, with inline data beyond its end, or of 4 GiB or more gets the status
-    LOCAL_QP_OPERATION, length 0 and no pieces. Reserved bits are not looked at.
+    NOP and WRITE are known. A WRITE has a control and a remote address segment, then data segments
+    and inline segments up to `ds` octowords; a data segment of 0 bytes contributes nothing and,
+    with key 0x100, ends the list. A WQE with another opcode, with ds 0, a WRITE with ds 1, one of
+    more than `wqe_blocks` blocks, with inline data beyond its end, or of 4 GiB or more gets the
+    status LOCAL_QP_OPERATION, length 0 and no pieces. Reserved bits are not looked at.
 
-    A WQE is walked twice, segment by segment: the first walk checks it and sums its length, the second emits.
+    A WQE is walked twice, segment by segment: the first walk checks it and sums its length, the
+    second emits.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ class WqeDecoder(wiring.Component):
     ops : Out(stream of `Op`)
         One for each WQE, offered no later than its first piece.
     pieces : Out(stream of `Piece`)
-        Pieces of all WQEs, in the order of `ops`. Inline pieces lie within one line; `data` is their block.
+        Pieces of all WQEs, in the order of `ops`. Inline pieces lie within one line; `data` is
+        their block.
     now : In
         Cycle number.
     total_interval : In(24)
@@ -54,22 +57,25 @@ class WqeDecoder(wiring.Component):
 
     Timing
     ------
-    A block that does not end its WQE takes 1 cycle. A block that ends it takes 1 cycle for each segment in the first walk and 1 for each
-    segment or inline line in the second: 2 cycles for the usual WQE with one segment in one block. Op and first piece are offered
-    2 cycles after the last block of such a WQE was offered. The ceiling is met exactly on average while there is work.
+    A block that does not end its WQE takes 1 cycle. A block that ends it takes 1 cycle for each
+    segment in the first walk and 1 for each segment or inline line in the second: 2 cycles for the
+    usual WQE with one segment in one block. Op and first piece are offered 2 cycles after the last
+    block of such a WQE was offered. The ceiling is met exactly on average while there is work.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "blocks": In(stream.Signature(WqeBlock)),
-            "ops": Out(stream.Signature(Op)),
-            "pieces": Out(stream.Signature(Piece)),
-            "now": In(NOW_BITS),
-            "total_interval": In(24),
-            "quiet": Out(1),
-            "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
-        })
+        super().__init__(
+            {
+                "blocks": In(stream.Signature(WqeBlock)),
+                "ops": Out(stream.Signature(Op)),
+                "pieces": Out(stream.Signature(Piece)),
+                "now": In(NOW_BITS),
+                "total_interval": In(24),
+                "quiet": Out(1),
+                "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -81,7 +87,8 @@ class WqeDecoder(wiring.Component):
         connect(m, piece_queue.o, self.pieces)
         wiring.connect(m, stall.event, wiring.flipped(self.on_stall_rate))
 
-        # `emitting`: the second walk; `octoword` is where the walk stands; `inside`: within inline data that began in an earlier block.
+        # `emitting`: the second walk; `octoword` is where the walk stands; `inside`: within inline
+        # data that began in an earlier block.
         head = self.blocks.payload
         emitting, inside = Signal(), Signal()
         octoword = Signal(6, init=2)
@@ -94,7 +101,8 @@ class WqeDecoder(wiring.Component):
         blocks = Signal(5)
         m.d.comb += blocks.eq(Mux(head.ds == 0, 1, mlx5.blocks_of(head.ds)))
 
-        # Registers that the first walk leaves to the second: bytes still to be emitted, and whether the WQE is sound.
+        # Registers that the first walk leaves to the second: bytes still to be emitted, and whether
+        # the WQE is sound.
         bytes_left, bad = Signal(32), Signal()
         at_start = Signal()
         m.d.comb += at_start.eq((octoword == 2) & ~inside)
@@ -107,18 +115,32 @@ class WqeDecoder(wiring.Component):
         summed = Signal(33)
         next_octoword = Signal(7)
         m.d.comb += [
-            malformed.eq(at_start & ((head.ds == 0) | (blocks > self._structure.wqe_blocks)
-                                     | ~(is_write | is_nop) | (is_write & (head.ds < 2)))),
+            malformed.eq(
+                at_start
+                & (
+                    (head.ds == 0)
+                    | (blocks > self._structure.wqe_blocks)
+                    | ~(is_write | is_nop)
+                    | (is_write & (head.ds < 2))
+                )
+            ),
             nothing.eq(at_start & (is_nop | (head.ds == 2))),
             next_octoword.eq(octoword + segment.octowords),
             ends.eq(segment.ends_list | (next_octoword >= head.ds)),
             summed.eq(bytes_left + segment.byte_count),
         ]
         beyond = Signal()
-        m.d.comb += beyond.eq(segment.inline & ((segment.byte_count > 1008) | (next_octoword > head.ds)))
+        m.d.comb += beyond.eq(
+            segment.inline & ((segment.byte_count > 1008) | (next_octoword > head.ds))
+        )
         with m.If(checking):
             with m.If(malformed | nothing | beyond | summed[32]):
-                m.d.sync += [bad.eq(malformed | ~nothing), bytes_left.eq(0), emitting.eq(1), octoword.eq(2)]
+                m.d.sync += [
+                    bad.eq(malformed | ~nothing),
+                    bytes_left.eq(0),
+                    emitting.eq(1),
+                    octoword.eq(2),
+                ]
             with m.Else():
                 m.d.sync += [bad.eq(0), bytes_left.eq(summed), emitting.eq(ends)]
                 m.d.sync += octoword.eq(Mux(ends, 2, next_octoword))
@@ -128,7 +150,9 @@ class WqeDecoder(wiring.Component):
         has_room = Signal()
         m.d.comb += [
             op_due.eq(whole & emitting & at_start),
-            piece_due.eq(whole & emitting & (bytes_left != 0) & (inside | (segment.byte_count != 0))),
+            piece_due.eq(
+                whole & emitting & (bytes_left != 0) & (inside | (segment.byte_count != 0))
+            ),
             has_room.eq((~op_due | op_queue.i.ready) & (~piece_due | piece_queue.i.ready)),
             fires.eq(has_room & (~op_due | rate.open)),
             op_queue.i.valid.eq(op_due & fires),
@@ -199,17 +223,21 @@ class WqeDecoder(wiring.Component):
         # A block is done with when it is stored, or its WQE is finished.
         m.d.comb += [
             self.blocks.ready.eq(~head.last | finished),
-            self.quiet.eq(~self.blocks.valid & op_queue.empty & piece_queue.empty & ~stall.event.valid),
+            self.quiet.eq(
+                ~self.blocks.valid & op_queue.empty & piece_queue.empty & ~stall.event.valid
+            ),
         ]
         return m
 
     def _collect(self, m, head, octoword):
-        """Stores blocks until their WQE is whole; returns the block of a whole WQE in which `octoword` lies."""
+        """Stores blocks until their WQE is whole; returns the block in which `octoword` lies."""
         depth = self._structure.wqe_blocks
         bits = (depth - 1).bit_length()
-        m.submodules.parts = parts = memory.Memory(shape=512, depth=self._structure.qps * depth, init=[])
+        m.submodules.parts = parts = memory.Memory(
+            shape=512, depth=self._structure.qps * depth, init=[]
+        )
         write, read = parts.write_port(), parts.read_port(domain="comb")
-        qp = head.qp[:self._structure.qp_bits]
+        qp = head.qp[: self._structure.qp_bits]
         number = octoword[2:]
         block = Signal(512)
         m.d.comb += [
@@ -225,7 +253,8 @@ class WqeDecoder(wiring.Component):
 class _Segment:
     """The segment that begins at an octoword of a block, read as data or inline segment.
 
-    Attributes: `inline`, `byte_count`, `lkey`, `address`, `lane` of its first byte, `octowords` it takes, `ends_list`.
+    Attributes: `inline`, `byte_count`, `lkey`, `address`, `lane` of its first byte, `octowords` it
+    takes, `ends_list`.
     """
 
     def __init__(self, m, block, octoword):
@@ -233,7 +262,7 @@ class _Segment:
         with m.Switch(octoword[:2]):
             for place in range(4):
                 with m.Case(place):
-                    m.d.comb += raw.eq(block[128 * place:128 * (place + 1)])
+                    m.d.comb += raw.eq(block[128 * place : 128 * (place + 1)])
         fields = mlx5.Data(reverse_bytes(raw))
         self.inline, self.byte_count = Signal(), Signal(31)
         self.lkey, self.address = fields.lkey, fields.address
@@ -243,5 +272,7 @@ class _Segment:
             self.inline.eq(fields.byte_count[31]),
             self.byte_count.eq(fields.byte_count[:31]),
             self.octowords.eq(Mux(self.inline, (self.byte_count[:10] + 4 + 15) >> 4, 1)),
-            self.ends_list.eq(~self.inline & (self.byte_count == 0) & (self.lkey == _END_OF_LIST_KEY)),
+            self.ends_list.eq(
+                ~self.inline & (self.byte_count == 0) & (self.lkey == _END_OF_LIST_KEY)
+            ),
         ]

@@ -42,8 +42,9 @@ class WqeBlock(data.Struct):
 class WqeIntake(wiring.Component):
     """Merges fetched and pushed blocks and finds out where WQEs begin and end.
 
-    The `ds` of a WQE's first block tells how many blocks follow; a WQE with ds 0 counts as one block. Blocks of one QP come in
-    order, those of several QPs in any mixture. A block's index is counted here; the index in the WQE is not looked at.
+    The `ds` of a WQE's first block tells how many blocks follow; a WQE with ds 0 counts as one
+    block. Blocks of one QP come in order, those of several QPs in any mixture. A block's index is
+    counted here; the index in the WQE is not looked at.
 
     Parameters
     ----------
@@ -62,7 +63,8 @@ class WqeIntake(wiring.Component):
         Index of the next block of `asked_qp` to come in (combinational).
     turn_qp : In(12)
     followers : Out(16)
-        Fetched blocks of `turn_qp` that were not the first of a WQE, counted modulo 65536 (combinational).
+        Fetched blocks of `turn_qp` that were not the first of a WQE, counted modulo 65536
+        (combinational).
     on_fetched : Out(Probe)
         The last block of a WQE came in.
 
@@ -73,17 +75,19 @@ class WqeIntake(wiring.Component):
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "lines": In(stream.Signature(ReadLine)),
-            "pushed": In(stream.Signature(PushedBlock)),
-            "o": Out(stream.Signature(WqeBlock)),
-            "config": In(ConfigPort()),
-            "asked_qp": In(12),
-            "arrived": Out(16),
-            "turn_qp": In(12),
-            "followers": Out(16),
-            "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
-        })
+        super().__init__(
+            {
+                "lines": In(stream.Signature(ReadLine)),
+                "pushed": In(stream.Signature(PushedBlock)),
+                "o": Out(stream.Signature(WqeBlock)),
+                "config": In(ConfigPort()),
+                "asked_qp": In(12),
+                "arrived": Out(16),
+                "turn_qp": In(12),
+                "followers": Out(16),
+                "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -112,7 +116,6 @@ class WqeIntake(wiring.Component):
             blocks.eq(Mux(after.ds == 0, 1, mlx5.blocks_of(after.ds))),
             after.left.eq(Mux(begins, blocks, before.left) - 1),
             number.eq(Mux(begins, 0, blocks - before.left)),
-
             self.o.payload.data.eq(block),
             self.o.payload.qp.eq(qp),
             self.o.payload.wqe_index.eq(index - number),
@@ -133,9 +136,14 @@ class WqeIntake(wiring.Component):
         ]
 
         loads = Signal()
-        context = data.View(SqContext, self.config.payload.data[:data.Layout.cast(SqContext).size])
+        context = data.View(SqContext, self.config.payload.data[: data.Layout.cast(SqContext).size])
         m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.SQ))
-        for table, start in ((arrived, context.start_index), (followers, 0), (under_way, 0), (mtu, context.mtu_log2)):
+        for table, start in (
+            (arrived, context.start_index),
+            (followers, 0),
+            (under_way, 0),
+            (mtu, context.mtu_log2),
+        ):
             table.write(self.config.payload.index, start, loads)
 
         m.d.comb += [

@@ -1,6 +1,8 @@
-"""A block in Amaranth's own simulator: streams with idle cycles and back-pressure, events, and skipping of quiet cycles.
+"""A block in Amaranth's own simulator: streams with idle cycles and back-pressure, events, and
+skipping of quiet cycles.
 
-All chance is a function of (seed, stream, cycle), so that a run with skipped cycles can be compared with one without.
+All chance is a function of (seed, stream, cycle), so that a run with skipped cycles can be compared
+with one without.
 """
 
 import heapq
@@ -20,7 +22,10 @@ def unpack(shape, raw):
     """Integer -> nested dict of the shape's fields (an integer for a scalar)."""
     if not isinstance(shape, ShapeCastable) or isinstance(shape, enum.EnumType):
         return raw
-    return {key: unpack(field.shape, raw >> field.offset & (1 << field.width) - 1) for key, field in data.Layout.cast(shape)}
+    return {
+        key: unpack(field.shape, raw >> field.offset & (1 << field.width) - 1)
+        for key, field in data.Layout.cast(shape)
+    }
 
 
 def pack(shape, values):
@@ -46,9 +51,10 @@ class Rig:
     wrap : function(m, block), optional
         Adds further hardware round it.
     pulses : {name: (port, payload shape)}, optional
-        Inputs of `valid` and `payload` that are always taken; the ports may be the block's or those of hardware round it.
-    idle, stall : fraction of cycles in which nothing is offered or taken; a dict sets it by stream name
-    seed : int
+        Inputs of `valid` and `payload` that are always taken; the ports may be the block's or those
+        of hardware round it.
+    idle, stall : fraction of cycles in which nothing is offered or taken; a dict sets it by stream
+    name seed : int
     """
 
     def __init__(self, block, *, wrap=None, pulses=None, idle=0.0, stall=0.0, seed=0, skip=False):
@@ -58,7 +64,9 @@ class Rig:
         if wrap:
             wrap(m, block)
         self._idle, self._stall = idle, stall
-        self._inputs = {name: (port, shape, False) for name, (port, shape) in (pulses or {}).items()}
+        self._inputs = {
+            name: (port, shape, False) for name, (port, shape) in (pulses or {}).items()
+        }
         self._outputs, self._probes, self.taken, self.events = {}, {}, {}, {}
         #: Functions (cycle, item) called when an output item is taken.
         self.on_taken = {}
@@ -84,8 +92,10 @@ class Rig:
         self._setup.append((value, to))
 
     def put(self, name, item, at=0):
-        """Offers `item` (dict) at input `name` from cycle `at` on; items of one input keep their order of (`at`, call)."""
-        heapq.heappush(self._waiting[name], (at, next(self._number), pack(self._inputs[name][1], item)))
+        """Offers `item` (dict) at input `name` from cycle `at` on, in order of (`at`, call)."""
+        heapq.heappush(
+            self._waiting[name], (at, next(self._number), pack(self._inputs[name][1], item))
+        )
 
     def _chance(self, table, name):
         return table.get(name, 0.0) if isinstance(table, dict) else table
@@ -96,7 +106,7 @@ class Rig:
         return hash((self._seed, self.cycle, sum(name.encode()))) % 1000 < 1000 * fraction
 
     def run(self, cycles, until=None):
-        """Runs up to `cycles`, or until `until()` is true; returns the cycle reached."""
+        """Runs from reset up to `cycles`, or until `until()` is true; returns the cycle reached."""
         sim = Simulator(self._module)
         sim.add_clock(1e-9)
 
@@ -107,7 +117,12 @@ class Rig:
             promised = {}
             samples = [port.ready for port, _, handshake in self._inputs.values() if handshake]
             for port, _ in self._outputs.values():
-                samples += [port.valid, port.payload if not hasattr(port.payload, "as_value") else port.payload.as_value()]
+                samples += [
+                    port.valid,
+                    port.payload
+                    if not hasattr(port.payload, "as_value")
+                    else port.payload.as_value(),
+                ]
             for port in self._probes.values():
                 samples += [port.valid, port.payload.as_value()]
             ready_now = {}
@@ -116,20 +131,33 @@ class Rig:
                     ctx.set(self.block.now, self.cycle)
                 for name, (port, _, _) in self._inputs.items():
                     waiting = self._waiting[name]
-                    if offered[name] is None and waiting and waiting[0][0] <= self.cycle \
-                            and not self._happens(self._chance(self._idle, name), name):
+                    if (
+                        offered[name] is None
+                        and waiting
+                        and waiting[0][0] <= self.cycle
+                        and not self._happens(self._chance(self._idle, name), name)
+                    ):
                         offered[name] = heapq.heappop(waiting)[2]
                         payload = port.payload
-                        ctx.set(payload.as_value() if hasattr(payload, "as_value") else payload, offered[name])
+                        ctx.set(
+                            payload.as_value() if hasattr(payload, "as_value") else payload,
+                            offered[name],
+                        )
                         ctx.set(port.valid, 1)
                 for name, (port, _) in self._outputs.items():
                     ready = not self._happens(self._chance(self._stall, name), name)
                     if ready_now.get(name) != ready:
                         ctx.set(port.ready, ready)
                         ready_now[name] = ready
-                if self.skip and not any(item is not None for item in offered.values()) and ctx.get(self.block.quiet):
+                if (
+                    self.skip
+                    and not any(item is not None for item in offered.values())
+                    and ctx.get(self.block.quiet)
+                ):
                     due = ctx.get(self.block.due) if hasattr(self.block, "due") else NEVER
-                    soon = min([due, *(waiting[0][0] for waiting in self._waiting.values() if waiting)])
+                    soon = min(
+                        [due, *(waiting[0][0] for waiting in self._waiting.values() if waiting)]
+                    )
                     assert due > self.cycle
                     if soon > self.cycle:
                         self.cycle = min(soon, cycles)
@@ -144,7 +172,9 @@ class Rig:
                 for name, (_, shape) in self._outputs.items():
                     valid, raw = next(values), next(values)
                     if name in promised:
-                        assert valid and raw == promised.pop(name), f"{name} was offered and taken back or changed"
+                        assert valid and raw == promised.pop(name), (
+                            f"{name} was offered and taken back or changed"
+                        )
                     if valid and ready_now[name]:
                         item = unpack(shape, raw)
                         self.taken[name].append((self.cycle, item))

@@ -11,7 +11,7 @@ from hw.formats.context import ConfigWrite, SqContext, Table
 from hw.formats.events import DropReason
 from hw.qp_context import QpContext
 
-QPN = 0xabcd
+QPN = 0xABCD
 STRUCTURE = Structure(qps=16, doorbell_fifo=16)
 QP = QPN % STRUCTURE.qps
 PAGE = 0x2000_0000_3000
@@ -30,7 +30,10 @@ def doorbell_rig(*, qpns=(QPN,), doorbell=5, depth=16, **options):
     rig = Rig(block, wrap=wrap, pulses={"config": (contexts.config, ConfigWrite)}, **options)
     for qpn in qpns:
         context = {"valid": 1, "qpn": qpn, "depth_log2": 6}
-        rig.put("config", {"table": Table.SQ, "index": qpn % STRUCTURE.qps, "data": pack(SqContext, context)})
+        rig.put(
+            "config",
+            {"table": Table.SQ, "index": qpn % STRUCTURE.qps, "data": pack(SqContext, context)},
+        )
     rig.set(block.timing.doorbell, doorbell)
     rig.set(block.timing.doorbell_fifo_depth, depth)
     return rig
@@ -41,13 +44,25 @@ def put_write(rig, offset, raw, at=START):
     address, length, first = PAGE + offset, len(raw), 1
     while raw:
         count = min(64 - address % 64, len(raw))
-        rig.put("writes", {"data": int.from_bytes(raw[:count], "little") << 8 * (address % 64), "address": address, "count": count,
-                           "length": length, "first": first, "last": int(count == len(raw))}, at)
+        rig.put(
+            "writes",
+            {
+                "data": int.from_bytes(raw[:count], "little") << 8 * (address % 64),
+                "address": address,
+                "count": count,
+                "length": length,
+                "first": first,
+                "last": int(count == len(raw)),
+            },
+            at,
+        )
         address, raw, first = address + count, raw[count:], 0
 
 
 def word(index, ds=0, qpn=QPN, top=0):
-    return ((top << 24 | index << 8) & 0xffffffff).to_bytes(4, "big") + (qpn << 8 | ds).to_bytes(4, "big")
+    return ((top << 24 | index << 8) & 0xFFFFFFFF).to_bytes(4, "big") + (qpn << 8 | ds).to_bytes(
+        4, "big"
+    )
 
 
 def drops(rig):
@@ -84,11 +99,18 @@ def test_push_gives_the_lines_of_its_wqe(payload, count):
     rig = doorbell_rig(stall=0.3)
     put_write(rig, 0x900, wqe)
     # Longer than its WQE: the rest is old ring content.
-    put_write(rig, 0x800, (wqe + bytes([0xee]) * 256)[:256])
+    put_write(rig, 0x800, (wqe + bytes([0xEE]) * 256)[:256])
     rig.run(100)
     for ring in rig.items("rings"):
-        assert (ring["pushed"], ring["index"], ring["blocks"], ring["producer"]) == (1, 9, count, 9 + count)
-    assert b"".join(line["data"].to_bytes(64, "little") for line in rig.items("pushes")) == wqe + wqe
+        assert (ring["pushed"], ring["index"], ring["blocks"], ring["producer"]) == (
+            1,
+            9,
+            count,
+            9 + count,
+        )
+    assert (
+        b"".join(line["data"].to_bytes(64, "little") for line in rig.items("pushes")) == wqe + wqe
+    )
     assert [line["last"] for line in rig.items("pushes")] == 2 * ([0] * (count - 1) + [1])
     assert not drops(rig)
 
@@ -107,7 +129,7 @@ def test_torn_push_rings_with_its_first_piece():
     wqe = write_wqe(data_segment(0x1000, 64), index=3)
     rig = doorbell_rig()
     for at in range(0, 64, 8):
-        put_write(rig, 0x800 + at, wqe[at:at + 8])
+        put_write(rig, 0x800 + at, wqe[at : at + 8])
     rig.run(60)
     assert [(ring["pushed"], ring["producer"]) for ring in rig.items("rings")] == [(0, 4)]
     assert drops(rig) == [(DropReason.DOORBELL_OFFSET, 0x800 + at) for at in range(8, 64, 8)]
@@ -115,10 +137,19 @@ def test_torn_push_rings_with_its_first_piece():
 
 def test_other_writes_are_ignored():
     rig = doorbell_rig()
-    others = [(0x20, 8), (0x808, 8), (0x800, 4), (0x800, 16), (0x840, 64), (0x800, 320), (0x700, 8), (0x804, 8)]
+    others = [
+        (0x20, 8),
+        (0x808, 8),
+        (0x800, 4),
+        (0x800, 16),
+        (0x840, 64),
+        (0x800, 320),
+        (0x700, 8),
+        (0x804, 8),
+    ]
     for offset, size in others:
         put_write(rig, offset, (word(1) + bytes(400))[:size])
-    put_write(rig, 0xf00, word(2))
+    put_write(rig, 0xF00, word(2))
     rig.run(100)
     assert producers(rig) == [2]
     assert drops(rig) == [(DropReason.DOORBELL_OFFSET, offset) for offset, _ in others]
@@ -131,7 +162,10 @@ def test_unknown_qp_is_dropped_and_frees_its_place():
         put_write(rig, 0x800, write_wqe(data_segment(0, 8), qpn=0x3))
     put_write(rig, 0x800, word(5))
     rig.run(100)
-    assert drops(rig) == [(DropReason.DOORBELL_UNKNOWN_QP, QPN + 16), (DropReason.DOORBELL_UNKNOWN_QP, 3)] * 3
+    assert (
+        drops(rig)
+        == [(DropReason.DOORBELL_UNKNOWN_QP, QPN + 16), (DropReason.DOORBELL_UNKNOWN_QP, 3)] * 3
+    )
     assert producers(rig) == [5] and rig.items("pushes") == []
 
 
