@@ -79,7 +79,8 @@ class Segmenter(wiring.Component):
         ACKs are requested of all packets, not only of a message's last.
     packets : Out(stream of `Packet`)
     started : Out
-        `valid` for one cycle with each operation (with its first packet), `payload: Started`. `payload.qp` is that of the operation in work.
+        `valid` for one cycle with each operation (with its first packet), `payload: Started`.
+        `payload.qp` is that of the operation in work.
     room : In(1)
         One more operation of QP `started.payload.qp` may be started.
     busy : Out(1)
@@ -87,21 +88,24 @@ class Segmenter(wiring.Component):
 
     Timing
     ------
-    The first packet one cycle after the operation was accepted; one packet per cycle, also across operations.
+    The first packet one cycle after the operation was accepted; one packet per cycle,
+    also across operations.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "ops": In(stream.Signature(Op)),
-            "config": In(ConfigPort()),
-            "tx": Out(ContextPort(TxContext)),
-            "ack_every_packet": In(1),
-            "packets": Out(stream.Signature(Packet)),
-            "started": Out(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
-            "room": In(1),
-            "busy": Out(1),
-        })
+        super().__init__(
+            {
+                "ops": In(stream.Signature(Op)),
+                "config": In(ConfigPort()),
+                "tx": Out(ContextPort(TxContext)),
+                "ack_every_packet": In(1),
+                "packets": Out(stream.Signature(Packet)),
+                "started": Out(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
+                "room": In(1),
+                "busy": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -143,8 +147,13 @@ class Segmenter(wiring.Component):
 
         packet = self.packets.payload
         m.d.comb += [
-            packet.opcode.eq(Mux(first, Mux(last, RoceOpcode.WRITE_ONLY, RoceOpcode.WRITE_FIRST),
-                                 Mux(last, RoceOpcode.WRITE_LAST, RoceOpcode.WRITE_MIDDLE))),
+            packet.opcode.eq(
+                Mux(
+                    first,
+                    Mux(last, RoceOpcode.WRITE_ONLY, RoceOpcode.WRITE_FIRST),
+                    Mux(last, RoceOpcode.WRITE_LAST, RoceOpcode.WRITE_MIDDLE),
+                )
+            ),
             packet.psn.eq(psn),
             packet.length.eq(Mux(last, left, mtu)),
             packet.ack_request.eq(last | self.ack_every_packet),
@@ -178,7 +187,7 @@ class Segmenter(wiring.Component):
             entry.sends.eq(sends),
         ]
 
-        context = data.View(TxContext, self.config.payload.data[:data.Layout.cast(TxContext).size])
+        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
         m.d.comb += [
             write.en.eq(configuring | (step & sends)),
             write.addr.eq(Mux(configuring, self.config.payload.index, op.qp)),
@@ -218,25 +227,29 @@ class Retirer(wiring.Component):
 
     Timing
     ------
-    ACK accepted at t: its first WQE retires at t + 1, then one per cycle; the completion is offered one cycle later. Another ACK is accepted
-    in the cycle in which nothing more is found to retire: one ACK that retires one WQE per 2 cycles.
-    A WQE that sends nothing, started at t, retires at t + 2 if none is before it. Retiring stops while the queue of 16 completions is full.
+    ACK accepted at t: its first WQE retires at t + 1, then one per cycle; the
+    completion is offered one cycle later. Another ACK is accepted in the cycle in which nothing
+    more is found to retire: one ACK that retires one WQE per 2 cycles. A WQE that sends nothing,
+    started at t, retires at t + 2 if none is before it. Retiring stops while the queue of 16
+    completions is full.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "started": In(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
-            "room": Out(1),
-            "acks": In(stream.Signature(WireBeat)),
-            "config": In(ConfigPort()),
-            "completions": Out(stream.Signature(Completion)),
-            "retired": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
-            "busy": Out(1),
-            "on_ack_received": Out(Probe(EventKind.ACK_RECEIVED, AckReceived)),
-            "on_retired": Out(Probe(EventKind.RETIRED, Retired)),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-        })
+        super().__init__(
+            {
+                "started": In(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
+                "room": Out(1),
+                "acks": In(stream.Signature(WireBeat)),
+                "config": In(ConfigPort()),
+                "completions": Out(stream.Signature(Completion)),
+                "retired": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "busy": Out(1),
+                "on_ack_received": Out(Probe(EventKind.ACK_RECEIVED, AckReceived)),
+                "on_retired": Out(Probe(EventKind.RETIRED, Retired)),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -244,7 +257,9 @@ class Retirer(wiring.Component):
         qp_bits, index_bits = self._structure.qp_bits, (window - 1).bit_length()
         # A ring per QP. Positions have one bit more than the index, to tell full from empty.
         place = data.StructLayout({"tail": index_bits + 1, "end_psn": 24})
-        m.submodules.entries = entries = memory.Memory(shape=Outstanding, depth=qps * window, init=[])
+        m.submodules.entries = entries = memory.Memory(
+            shape=Outstanding, depth=qps * window, init=[]
+        )
         m.submodules.tails = tails = memory.Memory(shape=place, depth=qps, init=[])
         m.submodules.heads = heads = memory.Memory(shape=index_bits + 1, depth=qps, init=[])
         # The oldest unacknowledged PSN of each QP, and who the QP is.
@@ -260,7 +275,7 @@ class Retirer(wiring.Component):
 
         # Configuration.
         configuring, configured = Signal(), Signal(qp_bits)
-        context = data.View(TxContext, self.config.payload.data[:data.Layout.cast(TxContext).size])
+        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
         identity = identities.write_port()
         m.d.comb += [
             configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
@@ -271,7 +286,8 @@ class Retirer(wiring.Component):
             identity.data.qpn.eq(context.qpn),
         ]
 
-        # A WQE starts: to the end of its QP's ring. One that sends nothing asks for a visit, since no ACK will come for it.
+        # A WQE starts: to the end of its QP's ring. One that sends nothing asks for a visit, since
+        # no ACK will come for it.
         start, entry = self.started, self.started.payload.entry
         start_qp = start.payload.qp[:qp_bits]
         start_place, start_head = read(tails, start_qp), read(heads, start_qp)
@@ -289,7 +305,8 @@ class Retirer(wiring.Component):
             visits.i.payload.eq(start_qp),
         ]
 
-        # A QP is visited: its oldest WQE retires if it is acknowledged or sends nothing, until there is none.
+        # A QP is visited: its oldest WQE retires if it is acknowledged or sends nothing, until
+        # there is none.
         visiting, qp = Signal(), Signal(qp_bits)
         head, tail = read(heads, qp), read(tails, qp).tail
         oldest = read(entries, Cat(head[:index_bits], qp))
@@ -309,7 +326,11 @@ class Retirer(wiring.Component):
         # An ACK (or a WQE that sends nothing) starts the next visit.
         beat, aeth = self.acks.payload, data.View(Aeth, self.acks.payload.ext[:32])
         ack_qp = beat.bth.dest_qp[:qp_bits]
-        known, base, end_psn = read(identities, ack_qp), read(unacknowledged, ack_qp), read(tails, ack_qp).end_psn
+        known, base, end_psn = (
+            read(identities, ack_qp),
+            read(unacknowledged, ack_qp),
+            read(tails, ack_qp).end_psn,
+        )
         known_qp, expected, positive, accepted = Signal(), Signal(), Signal(), Signal()
         ahead, open_psns = Signal(24), Signal(24)
         idle = Signal()
@@ -361,8 +382,12 @@ class Retirer(wiring.Component):
             self.on_ack_received.payload.syndrome.eq(aeth.syndrome),
             self.on_dropped.valid.eq(self.acks.valid & self.acks.ready & ~accepted),
             self.on_dropped.payload.reason.eq(
-                Mux(~known_qp, DropReason.PACKET_UNKNOWN_QP,
-                    Mux(~positive, DropReason.PACKET_OPCODE, DropReason.ACK_UNEXPECTED))),
+                Mux(
+                    ~known_qp,
+                    DropReason.PACKET_UNKNOWN_QP,
+                    Mux(~positive, DropReason.PACKET_OPCODE, DropReason.ACK_UNEXPECTED),
+                )
+            ),
             self.on_dropped.payload.qp.eq(beat.bth.dest_qp),
             self.on_dropped.payload.info.eq(Cat(beat.bth.psn, aeth.syndrome)),
         ]
@@ -372,9 +397,10 @@ class Retirer(wiring.Component):
 class Requester(wiring.Component):
     """Sends RDMA WRITEs as packets and retires WQEs, per QP in order, when they are acknowledged.
 
-    NOPs and operations with a status send nothing; they retire when all earlier ones of their QP have. An ACK acknowledges every PSN up to its own.
-    NAKs are reported as dropped and change nothing: the wire is lossless; recovery is a later capability, for which each outstanding WQE keeps
-    its last PSN and each QP the oldest unacknowledged one.
+    NOPs and operations with a status send nothing; they retire when all earlier ones of their QP
+    have. An ACK acknowledges every PSN up to its own. NAKs are reported as dropped and change
+    nothing: the wire is lossless; recovery is a later capability, for which each outstanding WQE
+    keeps its last PSN and each QP the oldest unacknowledged one.
 
     Parameters
     ----------
@@ -386,14 +412,16 @@ class Requester(wiring.Component):
     ops : In(stream of `Op`)
         Only of QPs with a valid context.
     payload : In(stream of `Line`)
-        Per packet with payload a run of full lines from lane 0, but for the end of the last; `last` ends the packet.
+        Per packet with payload a run of full lines from lane 0, but for the end of the last; `last`
+        ends the packet.
     acks : In(stream of `WireBeat`)
         ACK packets, after the receive delay.
     config : In(ConfigPort)
         Table.TX sets the next PSN; nothing is outstanding then.
     tx : Out(ContextPort(TxContext))
     packets : Out(stream of `WireBeat`)
-        One beat as soon as its line is there. `bth` and `ext` are the same in all beats of a packet.
+        One beat as soon as its line is there. `bth` and `ext` are the same in all beats of a
+        packet.
     completions : Out(stream of `Completion`)
         Of WQEs that are signaled or have a status.
     retired : Out
@@ -404,34 +432,41 @@ class Requester(wiring.Component):
     quiet, due : Out
     on_ack_received, on_retired : Out(Probe)
     on_dropped : Out(Probe)
-        PACKET_UNKNOWN_QP; ACK_UNEXPECTED for an ACK of a PSN that is not outstanding; PACKET_OPCODE for a NAK. `qp` is the low bits of the QPN, `info`
-        the PSN in bits 23:0 and the syndrome in 31:24.
+        PACKET_UNKNOWN_QP; ACK_UNEXPECTED for an ACK of a PSN that is not outstanding; PACKET_OPCODE
+        for a NAK. `qp` is the low bits of the QPN, `info` the PSN in bits 23:0 and the syndrome in
+        31:24.
 
     Timing
     ------
-    Operation accepted at t: first beat valid at t + 1 + max(1, tx), if its payload is there; packet k of it at least k cycles later.
-    One operation or packet per cycle in, one beat per cycle out, no gap between packets. 512 packets may wait for the delay or their payload.
-    ACK accepted at t: on_ack_received at t, first WQE retired at t + 1 and one per cycle after, completion valid at t + 2; one ACK per 2 cycles if each
-    retires one WQE. A NOP accepted at t with nothing before it retires at t + 3 (completion at t + 4).
+    Operation accepted at t: first beat valid at t + 1 + max(1, tx), if its payload is
+    there; packet k of it at least k cycles later. One operation or packet per cycle in, one beat
+    per cycle out, no gap between packets. 512 packets may wait for the delay or their payload. ACK
+    accepted at t: on_ack_received at t, first WQE retired at t + 1 and one per cycle after,
+    completion valid at t + 2; one ACK per 2 cycles if each retires one WQE. A NOP accepted at t
+    with nothing before it retires at t + 3 (completion at t + 4).
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "ops": In(stream.Signature(Op)),
-            "payload": In(stream.Signature(Line)),
-            "acks": In(stream.Signature(WireBeat)),
-            "config": In(ConfigPort()),
-            "tx": Out(ContextPort(TxContext)),
-            "packets": Out(stream.Signature(WireBeat)),
-            "completions": Out(stream.Signature(Completion)),
-            "retired": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
-            "timing": In(NicTiming),
-            "now": In(NOW_BITS), "quiet": Out(1), "due": Out(NOW_BITS),
-            "on_ack_received": Out(Probe(EventKind.ACK_RECEIVED, AckReceived)),
-            "on_retired": Out(Probe(EventKind.RETIRED, Retired)),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-        })
+        super().__init__(
+            {
+                "ops": In(stream.Signature(Op)),
+                "payload": In(stream.Signature(Line)),
+                "acks": In(stream.Signature(WireBeat)),
+                "config": In(ConfigPort()),
+                "tx": Out(ContextPort(TxContext)),
+                "packets": Out(stream.Signature(WireBeat)),
+                "completions": Out(stream.Signature(Completion)),
+                "retired": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "timing": In(NicTiming),
+                "now": In(NOW_BITS),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_ack_received": Out(Probe(EventKind.ACK_RECEIVED, AckReceived)),
+                "on_retired": Out(Probe(EventKind.RETIRED, Retired)),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -476,7 +511,7 @@ class Requester(wiring.Component):
             beat.bth.opcode.eq(packet.opcode),
             beat.bth.solicited.eq(packet.solicited),
             beat.bth.pad.eq(-packet.length),
-            beat.bth.pkey.eq(0xffff),
+            beat.bth.pkey.eq(0xFFFF),
             beat.bth.dest_qp.eq(packet.peer_qpn),
             beat.bth.ack_request.eq(packet.ack_request),
             beat.bth.psn.eq(packet.psn),

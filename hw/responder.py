@@ -57,8 +57,9 @@ class PacketChecker(wiring.Component):
     expected_psn, in_message : In
         State of its connection.
     good : Out(1)
-        The packet is to be executed. If not, `reason` says why: first of unknown QP, unknown opcode, wrong PSN, and (as
-        PACKET_OPCODE) wrong place in a message or wrong length for the opcode.
+        The packet is to be executed. If not, `reason` says why: first of unknown QP, unknown
+        opcode, wrong PSN, and (as PACKET_OPCODE) wrong place in a message or wrong length for the
+        opcode.
     reason : Out(DropReason)
     starts, ends : Out(1)
         It is the first, the last packet of its message.
@@ -69,11 +70,18 @@ class PacketChecker(wiring.Component):
     """
 
     def __init__(self):
-        super().__init__({
-            "beat": In(WireBeat), "context": In(RxContext), "expected_psn": In(24), "in_message": In(1),
-            "good": Out(1), "reason": Out(DropReason, init=DropReason.PACKET_UNKNOWN_QP),
-            "starts": Out(1), "ends": Out(1),
-        })
+        super().__init__(
+            {
+                "beat": In(WireBeat),
+                "context": In(RxContext),
+                "expected_psn": In(24),
+                "in_message": In(1),
+                "good": Out(1),
+                "reason": Out(DropReason, init=DropReason.PACKET_UNKNOWN_QP),
+                "starts": Out(1),
+                "ends": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -90,9 +98,18 @@ class PacketChecker(wiring.Component):
             with m.Case(RoceOpcode.WRITE_MIDDLE):
                 m.d.comb += [known_opcode.eq(1), fits.eq(length == mtu)]
             with m.Case(RoceOpcode.WRITE_LAST):
-                m.d.comb += [known_opcode.eq(1), self.ends.eq(1), fits.eq((length != 0) & (length <= mtu))]
+                m.d.comb += [
+                    known_opcode.eq(1),
+                    self.ends.eq(1),
+                    fits.eq((length != 0) & (length <= mtu)),
+                ]
             with m.Case(RoceOpcode.WRITE_ONLY):
-                m.d.comb += [known_opcode.eq(1), self.starts.eq(1), self.ends.eq(1), fits.eq(length <= mtu)]
+                m.d.comb += [
+                    known_opcode.eq(1),
+                    self.starts.eq(1),
+                    self.ends.eq(1),
+                    fits.eq(length <= mtu),
+                ]
 
         with m.If(~known):
             m.d.comb += self.reason.eq(DropReason.PACKET_UNKNOWN_QP)
@@ -110,8 +127,8 @@ class PacketChecker(wiring.Component):
 class Responder(wiring.Component):
     """Executes RDMA WRITE packets in PSN order and acknowledges those that ask for it.
 
-    A packet that is not good is dropped whole and changes nothing. (No NAK and no second ACK for a duplicate: the wire is
-    lossless; recovery is a later capability.)
+    A packet that is not good is dropped whole and changes nothing. (No NAK and no second ACK for a
+    duplicate: the wire is lossless; recovery is a later capability.)
 
     Parameters
     ----------
@@ -130,42 +147,49 @@ class Responder(wiring.Component):
     writes : Out(stream of `WriteRequest`)
         One per packet with payload: where it goes; the mark holds its PSN.
     lines : Out(stream of `Line`)
-        The payload of the packets of `writes`, in the lanes of its address; `last` ends a packet. A packet's lines may be
-        valid one cycle before its request is.
+        The payload of the packets of `writes`, in the lanes of its address; `last` ends a packet. A
+        packet's lines may be valid one cycle before its request is.
     timing : In(NicTiming)
         `tx` is used.
     now : In
     quiet, due : Out
     on_dropped : Out(Probe)
-        PACKET_UNKNOWN_QP, PACKET_OPCODE, PACKET_PSN; `qp` is the low bits of the QPN, `info` the PSN in bits 23:0 and the opcode in 31:24.
+        PACKET_UNKNOWN_QP, PACKET_OPCODE, PACKET_PSN; `qp` is the low bits of the QPN, `info` the
+        PSN in bits 23:0 and the opcode in 31:24.
 
     Timing
     ------
-    First beat accepted at t: its first full or only line is valid at t + 1, its WriteRequest at t + 2.
-    ACK: last line of the packet taken at s (s = t + 1 for the last beat accepted at t, one more if the bytes spill into one more
-    line; for an empty packet t + 1): valid at s + 1 + max(1, tx).
-    One beat per cycle; a packet whose bytes spill into one more line takes one cycle more. 512 ACKs may wait: beyond them
-    packets wait.
+    First beat accepted at t: its first full or only line is valid at t + 1, its
+    WriteRequest at t + 2. ACK: last line of the packet taken at s (s = t + 1 for the last beat
+    accepted at t, one more if the bytes spill into one more line; for an empty packet t + 1): valid
+    at s + 1 + max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes
+    one cycle more. 512 ACKs may wait: beyond them packets wait.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "packets": In(stream.Signature(WireBeat)),
-            "config": In(ConfigPort()),
-            "rx": Out(ContextPort(RxContext)),
-            "acks": Out(stream.Signature(WireBeat)),
-            "writes": Out(stream.Signature(WriteRequest)),
-            "lines": Out(stream.Signature(Line)),
-            "timing": In(NicTiming),
-            "now": In(NOW_BITS), "quiet": Out(1), "due": Out(NOW_BITS),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-        })
+        super().__init__(
+            {
+                "packets": In(stream.Signature(WireBeat)),
+                "config": In(ConfigPort()),
+                "rx": Out(ContextPort(RxContext)),
+                "acks": Out(stream.Signature(WireBeat)),
+                "writes": Out(stream.Signature(WriteRequest)),
+                "lines": Out(stream.Signature(Line)),
+                "timing": In(NicTiming),
+                "now": In(NOW_BITS),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         bits = self._structure.qp_bits
-        m.submodules.states = states = memory.Memory(shape=_RxState, depth=self._structure.qps, init=[])
+        m.submodules.states = states = memory.Memory(
+            shape=_RxState, depth=self._structure.qps, init=[]
+        )
         m.submodules.checker = checker = PacketChecker()
         m.submodules.requests = requests = Queue(WriteRequest, 4)
         m.submodules.realigner = realigner = Realigner()
@@ -175,7 +199,9 @@ class Responder(wiring.Component):
         beat, held, taken = Signal(WireBeat), Signal(), Signal()
         m.d.comb += [
             self.packets.ready.eq(~held | taken),
-            self.rx.address.eq(Mux(self.packets.ready, self.packets.payload.bth.dest_qp, beat.bth.dest_qp)),
+            self.rx.address.eq(
+                Mux(self.packets.ready, self.packets.payload.bth.dest_qp, beat.bth.dest_qp)
+            ),
         ]
         with m.If(self.packets.ready):
             m.d.sync += held.eq(self.packets.valid)
@@ -198,7 +224,8 @@ class Responder(wiring.Component):
             configuring.eq(self.config.valid & (self.config.payload.table == Table.RX)),
         ]
 
-        # A beat goes on when all that it starts can be started: its request, its line, and (a packet ends in order) its ACK.
+        # A beat goes on when all that it starts can be started: its request, its line, and (a
+        # packet ends in order) its ACK.
         reth = data.View(Reth, beat.ext)
         address = Signal(ADDRESS_BITS)
         ack, ack_wanted, ack_pending = Signal(_Ack), Signal(), Signal()
@@ -206,8 +233,15 @@ class Responder(wiring.Component):
         m.d.comb += [
             address.eq(Mux(checker.starts, reth.va, state.address)),
             empty.eq(beat.first & (beat.length == 0)),
-            blocked.eq(beat.first & (configuring | ~requests.i.ready | (ack_pending & ~delay.i.ready)
-                                     | (empty & ~realigner.empty))),
+            blocked.eq(
+                beat.first
+                & (
+                    configuring
+                    | ~requests.i.ready
+                    | (ack_pending & ~delay.i.ready)
+                    | (empty & ~realigner.empty)
+                )
+            ),
             realigner.i.valid.eq(held & good & ~blocked & ~empty),
             taken.eq(held & Mux(good, ~blocked & (empty | realigner.i.ready), 1)),
             starts.eq(taken & good & beat.first),
@@ -222,7 +256,7 @@ class Responder(wiring.Component):
         ]
 
         # State of the connection.
-        context = data.View(RxContext, self.config.payload.data[:data.Layout.cast(RxContext).size])
+        context = data.View(RxContext, self.config.payload.data[: data.Layout.cast(RxContext).size])
         msn = Signal(24)
         m.d.comb += msn.eq(state.msn + checker.ends)
         with m.If(configuring):
@@ -247,7 +281,9 @@ class Responder(wiring.Component):
             requests.i.valid.eq(starts & ~empty),
             requests.i.payload.address.eq(address),
             requests.i.payload.length.eq(beat.length),
-            requests.i.payload.mark.kind.eq(Mux(checker.ends, MarkKind.PAYLOAD_LAST, MarkKind.PAYLOAD)),
+            requests.i.payload.mark.kind.eq(
+                Mux(checker.ends, MarkKind.PAYLOAD_LAST, MarkKind.PAYLOAD)
+            ),
             requests.i.payload.mark.qp.eq(qp),
             requests.i.payload.mark.index.eq(beat.bth.psn),
             realigner.start.eq(address),
@@ -261,7 +297,10 @@ class Responder(wiring.Component):
         # The ACK starts when the packet's last line has been handed over.
         done = Signal()
         m.d.comb += [
-            done.eq((starts & empty) | (realigner.o.valid & realigner.o.ready & realigner.o.payload.last)),
+            done.eq(
+                (starts & empty)
+                | (realigner.o.valid & realigner.o.ready & realigner.o.payload.last)
+            ),
             delay.i.valid.eq(ack_pending),
             delay.i.payload.eq(ack),
         ]
@@ -289,7 +328,7 @@ class Responder(wiring.Component):
             self.acks.payload.first.eq(1),
             self.acks.payload.last.eq(1),
             self.acks.payload.bth.opcode.eq(RoceOpcode.ACK),
-            self.acks.payload.bth.pkey.eq(0xffff),
+            self.acks.payload.bth.pkey.eq(0xFFFF),
             self.acks.payload.bth.dest_qp.eq(delay.o.payload.peer_qpn),
             self.acks.payload.bth.psn.eq(delay.o.payload.psn),
             self.acks.payload.ext.eq(aeth),

@@ -1,11 +1,20 @@
-"""The NIC's port: faults, credits and the wire's rate on the way out; a buffer and the receive delay on the way in."""
+"""The NIC's port: faults, credits and rate on the way out; a buffer and a delay on the way in."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .config import BYTE_FRACTION, FaultTiming, WireTiming
-from .formats.events import Dropped, DropReason, EventKind, RxLast, Stall, StallCause, TxFirst, TxLast
+from .formats.events import (
+    Dropped,
+    DropReason,
+    EventKind,
+    RxLast,
+    Stall,
+    StallCause,
+    TxFirst,
+    TxLast,
+)
 from .formats.roce import RoceOpcode, WireBeat
 from .lib.delay import NOW_BITS, DelayLine
 from .lib.rate import RateMeter
@@ -80,15 +89,21 @@ class FaultInjector(wiring.Component):
 
     Timing
     ------
-    Combinational. Each slot counts the packets that match it, from 0, those that other slots drop included.
+    Combinational. Each slot counts the packets that match it, from 0, those that
+    other slots drop included.
     """
 
     def __init__(self, slots):
         self._slots = slots
-        super().__init__({
-            "faults": In(FaultTiming), "opcode": In(8), "step": In(1),
-            "hit": Out(1), "slot": Out(8),
-        })
+        super().__init__(
+            {
+                "faults": In(FaultTiming),
+                "opcode": In(8),
+                "step": In(1),
+                "hit": Out(1),
+                "slot": Out(8),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -116,8 +131,9 @@ class FaultInjector(wiring.Component):
 class Wire(wiring.Component):
     """Sends packets at the wire's rate into the far buffer, and buffers and delays what comes in.
 
-    A packet that leaves is charged `ack_bytes` (ACK), or `first_overhead` (FIRST, ONLY) or `other_overhead` plus its
-    payload with pad; all of the overhead with its first beat. A beat leaves when its last byte has been sent.
+    A packet that leaves is charged `ack_bytes` (ACK), or `first_overhead` (FIRST, ONLY) or
+    `other_overhead` plus its payload with pad; all of the overhead with its first beat. A beat
+    leaves when its last byte has been sent.
 
     Parameters
     ----------
@@ -127,8 +143,8 @@ class Wire(wiring.Component):
     Members
     -------
     requests, acks : In(stream of `WireBeat`)
-        Packets to send; all beats of a packet but the last are full. Never interleaved; an ACK that is there goes before
-        a request that has not begun.
+        Packets to send; all beats of a packet but the last are full. Never interleaved; an ACK that
+        is there goes before a request that has not begun.
     tx_valid, tx_beat : Out
         A beat leaves in this cycle (registers).
     tx_credit : In(1)
@@ -138,7 +154,8 @@ class Wire(wiring.Component):
     rx_credit : Out(1)
         One beat of the receive buffer was freed (register).
     rx_requests, rx_acks : Out(stream of `WireBeat`)
-        Packets that arrived, by the opcode of their first beat. In order: one that is not taken holds up the other kind.
+        Packets that arrived, by the opcode of their first beat. In order: one that is not taken
+        holds up the other kind.
     timing : In(WireTiming)
     rx : In(16)
         Receive delay in cycles: from arrival to the packet's processing.
@@ -147,39 +164,55 @@ class Wire(wiring.Component):
     now : In
     quiet, due : Out
     on_tx_first, on_tx_last : Out(Probe)
-        A packet's first and last beat; in the cycle in which the beat enters the output register, that is when its last byte has
-        been sent. `qp` is 0: a beat does not carry its sender's QP.
+        A packet's first and last beat; in the cycle in which the beat enters the output register,
+        that is when its last byte has been sent. `qp` is 0: a beat does not carry its sender's QP.
     on_rx_last : Out(Probe)
-        The last beat of a packet arrived (in the cycle of `rx_valid`). `qp` is the low bits of the packet's QPN.
+        The last beat of a packet arrived (in the cycle of `rx_valid`). `qp` is the low bits of the
+        packet's QPN.
     on_dropped : Out(Probe)
-        WIRE_FAULT; `qp` is the low bits of the QPN the packet is addressed to, `info` the slot in bits 7:0 and the opcode in 15:8.
+        WIRE_FAULT; `qp` is the low bits of the QPN the packet is addressed to, `info` the slot in
+        bits 7:0 and the opcode in 15:8.
     on_stall_credits : Out(Probe)
 
     Timing
     ------
-    On an idle wire a packet of B charged bytes, its first beat accepted at t and its beats offered without a gap, has its last beat enter the
-    output register (`on_tx_last`) at t + ceil(B * cycles per byte) and on `tx_valid` one cycle later; at least 1 and 2 cycles.
-    (One cycle more if its last two beats end within one cycle: one beat leaves per cycle.)
-    On a busy wire the fractions carry over: n packets take the sum of their bytes times the interval, within one cycle.
-    A beat that arrives in cycle t is offered from t + max(1, rx); one beat per cycle. `rx_credit` follows one cycle after its beat was taken.
+    On an idle wire a packet of B charged bytes, its first beat accepted at t and its
+    beats offered without a gap, has its last beat enter the output register (`on_tx_last`) at t +
+    ceil(B * cycles per byte) and on `tx_valid` one cycle later; at least 1 and 2 cycles. (One cycle
+    more if its last two beats end within one cycle: one beat leaves per cycle.) On a busy wire the
+    fractions carry over: n packets take the sum of their bytes times the interval, within one
+    cycle. A beat that arrives in cycle t is offered from t + max(1, rx); one beat per cycle.
+    `rx_credit` follows one cycle after its beat was taken.
     """
 
     def __init__(self, structure):
         self._structure = structure
         beats = stream.Signature(WireBeat)
-        super().__init__({
-            "requests": In(beats), "acks": In(beats),
-            "tx_valid": Out(1), "tx_beat": Out(WireBeat), "tx_credit": In(1),
-            "rx_valid": In(1), "rx_beat": In(WireBeat), "rx_credit": Out(1),
-            "rx_requests": Out(beats), "rx_acks": Out(beats),
-            "timing": In(WireTiming), "rx": In(16), "faults": In(FaultTiming),
-            "now": In(NOW_BITS), "quiet": Out(1), "due": Out(NOW_BITS),
-            "on_tx_first": Out(Probe(EventKind.TX_FIRST, TxFirst)),
-            "on_tx_last": Out(Probe(EventKind.TX_LAST, TxLast)),
-            "on_rx_last": Out(Probe(EventKind.RX_LAST, RxLast)),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-            "on_stall_credits": Out(Probe(EventKind.STALL, Stall)),
-        })
+        super().__init__(
+            {
+                "requests": In(beats),
+                "acks": In(beats),
+                "tx_valid": Out(1),
+                "tx_beat": Out(WireBeat),
+                "tx_credit": In(1),
+                "rx_valid": In(1),
+                "rx_beat": In(WireBeat),
+                "rx_credit": Out(1),
+                "rx_requests": Out(beats),
+                "rx_acks": Out(beats),
+                "timing": In(WireTiming),
+                "rx": In(16),
+                "faults": In(FaultTiming),
+                "now": In(NOW_BITS),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_tx_first": Out(Probe(EventKind.TX_FIRST, TxFirst)),
+                "on_tx_last": Out(Probe(EventKind.TX_LAST, TxLast)),
+                "on_rx_last": Out(Probe(EventKind.RX_LAST, RxLast)),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_stall_credits": Out(Probe(EventKind.STALL, Stall)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -192,8 +225,14 @@ class Wire(wiring.Component):
         # What is being sent waits for its last byte, what has arrived for the receive delay.
         leaves = sending.o.payload.ends
         m.d.comb += [
-            self.quiet.eq(~self.requests.valid & ~self.acks.valid & ~self.tx_valid & ~self.rx_credit & arriving.quiet
-                          & (sending.empty | (leaves > self.now))),
+            self.quiet.eq(
+                ~self.requests.valid
+                & ~self.acks.valid
+                & ~self.tx_valid
+                & ~self.rx_credit
+                & arriving.quiet
+                & (sending.empty | (leaves > self.now))
+            ),
             self.due.eq(Mux(~sending.empty & (leaves < arriving.due), leaves, arriving.due)),
         ]
         return m
@@ -201,8 +240,11 @@ class Wire(wiring.Component):
     def _overhead(self, opcode):
         """Bytes that a packet costs beside its payload."""
         first = (opcode == RoceOpcode.WRITE_FIRST) | (opcode == RoceOpcode.WRITE_ONLY)
-        return Mux(opcode == RoceOpcode.ACK, self.timing.ack_bytes,
-                   Mux(first, self.timing.first_overhead, self.timing.other_overhead))
+        return Mux(
+            opcode == RoceOpcode.ACK,
+            self.timing.ack_bytes,
+            Mux(first, self.timing.first_overhead, self.timing.other_overhead),
+        )
 
     def _accept(self, m, sending):
         """Choice of a packet, faults, credits, charge."""
@@ -211,9 +253,17 @@ class Wire(wiring.Component):
         beat, offered, taken = Signal(WireBeat), Signal(), Signal()
         m.d.comb += take_ack.eq(Mux(inside, inside_ack, self.acks.valid))
         with m.If(take_ack):
-            m.d.comb += [beat.eq(self.acks.payload), offered.eq(self.acks.valid), self.acks.ready.eq(taken)]
+            m.d.comb += [
+                beat.eq(self.acks.payload),
+                offered.eq(self.acks.valid),
+                self.acks.ready.eq(taken),
+            ]
         with m.Else():
-            m.d.comb += [beat.eq(self.requests.payload), offered.eq(self.requests.valid), self.requests.ready.eq(taken)]
+            m.d.comb += [
+                beat.eq(self.requests.payload),
+                offered.eq(self.requests.valid),
+                self.requests.ready.eq(taken),
+            ]
         with m.If(taken):
             m.d.sync += [inside.eq(~beat.last), inside_ack.eq(take_ack)]
 

@@ -2,17 +2,22 @@
 
 from collections import deque
 
-from hw.formats.context import RxContext, Table, TxContext
-from hw.formats.roce import Aeth, Bth, Reth, RoceOpcode, WireBeat
 from support_streams import Source, _bits, pack, unpack
 
+from hw.formats.context import RxContext, Table, TxContext
+from hw.formats.roce import Aeth, Bth, Reth, RoceOpcode, WireBeat
+
 PSN_MASK = (1 << 24) - 1
-WRITES = {(1, 0): RoceOpcode.WRITE_FIRST, (0, 0): RoceOpcode.WRITE_MIDDLE,
-          (0, 1): RoceOpcode.WRITE_LAST, (1, 1): RoceOpcode.WRITE_ONLY}
+WRITES = {
+    (1, 0): RoceOpcode.WRITE_FIRST,
+    (0, 0): RoceOpcode.WRITE_MIDDLE,
+    (0, 1): RoceOpcode.WRITE_LAST,
+    (1, 1): RoceOpcode.WRITE_ONLY,
+}
 
 
 class Pulses(Source):
-    """Drives `valid` and a payload without `ready`: items are (cycle, dict or integer), at most one per cycle."""
+    """Drives `valid` and a payload without `ready`: items are (cycle, dict), one per cycle."""
 
     def __init__(self, valid, payload=None, shape=None, items=()):
         self.valid, self.shape, self.items = valid, shape, deque(items)
@@ -50,7 +55,9 @@ class Recorder:
 
     def sample(self, ctx, cycle):
         if ctx.get(self.valid):
-            item = None if self.payload is None else unpack(self.shape, ctx.get(_bits(self.payload)))
+            item = (
+                None if self.payload is None else unpack(self.shape, ctx.get(_bits(self.payload)))
+            )
             self.items.append((cycle, item))
             if self.on_item:
                 self.on_item(cycle, item)
@@ -77,36 +84,78 @@ class ContextTable:
 def context_writes(table, shape, contexts):
     """Configuration writes, one per cycle from cycle 0, of a dict of contexts."""
     assert (table, shape) in ((Table.TX, TxContext), (Table.RX, RxContext))
-    return [(cycle, {"table": table, "index": index, "data": pack(shape, context)})
-            for cycle, (index, context) in enumerate(contexts.items())]
+    return [
+        (cycle, {"table": table, "index": index, "data": pack(shape, context)})
+        for cycle, (index, context) in enumerate(contexts.items())
+    ]
 
 
-def packet_beats(opcode, psn, payload=b"", *, dest_qp=0, dest=0, ack=0, solicited=0, reth=None, ext=0, wqe_index=0):
+def packet_beats(
+    opcode,
+    psn,
+    payload=b"",
+    *,
+    dest_qp=0,
+    dest=0,
+    ack=0,
+    solicited=0,
+    reth=None,
+    ext=0,
+    wqe_index=0,
+):
     """Beats of one packet as dicts (header in every beat)."""
     if reth is not None:
         ext = pack(Reth, reth)
-    header = {"bth": {"opcode": opcode, "solicited": solicited, "pad": -len(payload) % 4, "pkey": 0xffff,
-                      "dest_qp": dest_qp, "ack_request": ack, "psn": psn & PSN_MASK},
-              "ext": ext, "length": len(payload), "dest": dest, "wqe_index": wqe_index}
-    runs = [payload[i:i + 64] for i in range(0, len(payload), 64)] or [b""]
-    return [{**header, "data": int.from_bytes(run, "little"), "count": len(run), "first": int(i == 0),
-             "last": int(i == len(runs) - 1)} for i, run in enumerate(runs)]
+    header = {
+        "bth": {
+            "opcode": opcode,
+            "solicited": solicited,
+            "pad": -len(payload) % 4,
+            "pkey": 0xFFFF,
+            "dest_qp": dest_qp,
+            "ack_request": ack,
+            "psn": psn & PSN_MASK,
+        },
+        "ext": ext,
+        "length": len(payload),
+        "dest": dest,
+        "wqe_index": wqe_index,
+    }
+    runs = [payload[i : i + 64] for i in range(0, len(payload), 64)] or [b""]
+    return [
+        {
+            **header,
+            "data": int.from_bytes(run, "little"),
+            "count": len(run),
+            "first": int(i == 0),
+            "last": int(i == len(runs) - 1),
+        }
+        for i, run in enumerate(runs)
+    ]
 
 
-def ack_beat(psn, *, dest_qp=0, dest=0, syndrome=0x1f, msn=0):
+def ack_beat(psn, *, dest_qp=0, dest=0, syndrome=0x1F, msn=0):
     ext = pack(Aeth, {"syndrome": syndrome, "msn": msn})
     return packet_beats(RoceOpcode.ACK, psn, dest_qp=dest_qp, dest=dest, ext=ext)[0]
 
 
 def write_packets(payload, mtu, psn, *, raddr=0, rkey=0, ack_every=0, solicited=0, **header):
     """The packets (lists of beats) of one RDMA WRITE."""
-    pieces = [payload[i:i + mtu] for i in range(0, len(payload), mtu)] or [b""]
+    pieces = [payload[i : i + mtu] for i in range(0, len(payload), mtu)] or [b""]
     packets = []
     for i, piece in enumerate(pieces):
         first, last = int(i == 0), int(i == len(pieces) - 1)
-        packets.append(packet_beats(
-            WRITES[first, last], psn + i, piece, ack=last | ack_every, solicited=last & solicited,
-            reth={"va": raddr, "rkey": rkey, "length": len(payload)} if first else None, **header))
+        packets.append(
+            packet_beats(
+                WRITES[first, last],
+                psn + i,
+                piece,
+                ack=last | ack_every,
+                solicited=last & solicited,
+                reth={"va": raddr, "rkey": rkey, "length": len(payload)} if first else None,
+                **header,
+            )
+        )
     return packets
 
 

@@ -3,11 +3,6 @@
 import random
 
 import pytest
-from hw.config import Structure
-from hw.formats.context import ConfigWrite, Table, TxContext
-from hw.formats.events import DropReason
-from hw.formats.op import Retirement, Status, Verb
-from hw.requester import Requester
 from support_roce import (
     PSN_MASK,
     ContextTable,
@@ -18,21 +13,46 @@ from support_roce import (
     normal,
     write_packets,
 )
-from support_streams import Bench, Sink, Source
+from support_streams import Bench, Sink, Source, pack
+
+from hw.config import NicTiming, Structure
+from hw.formats.context import ConfigWrite, Table, TxContext
+from hw.formats.events import DropReason
+from hw.formats.op import Retirement, Status, Verb
+from hw.requester import Requester
 
 STRUCTURE = Structure(qps=4, window_blocks=16)
 MTU = 256
 
 
 def contexts_of(qps=4, start_psn=0, mtu_log2=8):
-    return {qp: {"valid": 1, "qpn": 0x500 + qp, "peer_qpn": 0x900 + qp, "peer_node": 3 + qp,
-                 "start_psn": (start_psn + 7 * qp) & PSN_MASK, "mtu_log2": mtu_log2} for qp in range(qps)}
+    return {
+        qp: {
+            "valid": 1,
+            "qpn": 0x500 + qp,
+            "peer_qpn": 0x900 + qp,
+            "peer_node": 3 + qp,
+            "start_psn": (start_psn + 7 * qp) & PSN_MASK,
+            "mtu_log2": mtu_log2,
+        }
+        for qp in range(qps)
+    }
 
 
 def op(qp, index, length=0, **fields):
-    return {"verb": Verb.WRITE, "qp": qp, "wqe_index": index, "blocks": 1, "signaled": 1, "length": length,
-            "raddr": 0x2000_0000_1000 + 4096 * index, "rkey": 0x77 + qp, "vendor_opcode": 8, "status": Status.SUCCESS,
-            **fields}
+    return {
+        "verb": Verb.WRITE,
+        "qp": qp,
+        "wqe_index": index,
+        "blocks": 1,
+        "signaled": 1,
+        "length": length,
+        "raddr": 0x2000_0000_1000 + 4096 * index,
+        "rkey": 0x77 + qp,
+        "vendor_opcode": 8,
+        "status": Status.SUCCESS,
+        **fields,
+    }
 
 
 def sends(item):
@@ -44,7 +64,7 @@ def bytes_of(item):
 
 
 def ref_packets(ops, contexts, ack_every=0):
-    """Packets in order, and per QP the WQEs with the PSN whose ACK retires them (None: with the one before)."""
+    """Packets in order, and per QP the WQEs with the PSN that retires them (None: sends nothing)."""
     psns = {qp: context["start_psn"] for qp, context in contexts.items()}
     packets, waits = [], {qp: [] for qp in contexts}
     for item in ops:
@@ -52,9 +72,18 @@ def ref_packets(ops, contexts, ack_every=0):
         if not sends(item):
             waits[qp].append((item, None))
             continue
-        new = write_packets(bytes_of(item), 1 << contexts[qp]["mtu_log2"], psns[qp], raddr=item["raddr"], rkey=item["rkey"],
-                            ack_every=ack_every, solicited=item.get("solicited", 0), dest_qp=contexts[qp]["peer_qpn"],
-                            dest=contexts[qp]["peer_node"], wqe_index=item["wqe_index"])
+        new = write_packets(
+            bytes_of(item),
+            1 << contexts[qp]["mtu_log2"],
+            psns[qp],
+            raddr=item["raddr"],
+            rkey=item["rkey"],
+            ack_every=ack_every,
+            solicited=item.get("solicited", 0),
+            dest_qp=contexts[qp]["peer_qpn"],
+            dest=contexts[qp]["peer_node"],
+            wqe_index=item["wqe_index"],
+        )
         packets += new
         psns[qp] = (psns[qp] + len(new)) & PSN_MASK
         waits[qp].append((item, (psns[qp] - 1) & PSN_MASK))
@@ -62,34 +91,83 @@ def ref_packets(ops, contexts, ack_every=0):
 
 
 def payload_lines(packets):
-    return [{"data": beat["data"], "lane": 0, "count": beat["count"], "last": beat["last"]}
-            for packet in packets for beat in packet if beat["count"]]
+    return [
+        {"data": beat["data"], "lane": 0, "count": beat["count"], "last": beat["last"]}
+        for packet in packets
+        for beat in packet
+        if beat["count"]
+    ]
 
 
 class Run:
-    """One requester with its surroundings. `answer(cycle, beat)` gives (cycle, ACK) pairs to send for a beat that left."""
+    """One requester. `answer(cycle, beat)` gives the (cycle, ACK) pairs to send for a beat."""
 
-    def __init__(self, ops, contexts, *, idle=0.0, stall=0.0, seed=1, tx=5, ack_every=0, answer=None, acks=(), lines=None,
-                 completions_stall=None, skip=False, limit=20000, done=lambda run: True, structure=STRUCTURE):
+    def __init__(
+        self,
+        ops,
+        contexts,
+        *,
+        idle=0.0,
+        stall=0.0,
+        seed=1,
+        tx=5,
+        ack_every=0,
+        answer=None,
+        acks=(),
+        lines=None,
+        completions_stall=None,
+        skip=False,
+        limit=20000,
+        done=lambda run: True,
+        structure=STRUCTURE,
+        configs=(),
+        starts=None,
+    ):
         self.dut = dut = Requester(structure)
         packets, self.waits = ref_packets(ops, contexts, ack_every)
         self.expected = [normal(beat) for packet in packets for beat in packet]
         start = len(contexts) + 1
-        self.ops = Source(dut.ops, [(start, item) for item in ops], idle, seed)
-        self.lines = Source(dut.payload, payload_lines(packets) if lines is None else lines(packets), idle, seed + 1)
+        self.ops = Source(
+            dut.ops, list(zip(starts or [start] * len(ops), ops, strict=True)), idle, seed
+        )
+        self.lines = Source(
+            dut.payload, payload_lines(packets) if lines is None else lines(packets), idle, seed + 1
+        )
         self.acks = Source(dut.acks, acks, idle, seed + 2)
 
         def on_beat(cycle, beat):
             if answer:
                 self.acks.items.extend(answer(cycle, beat))
+
         self.packets = Sink(dut.packets, stall, seed + 3, on_beat)
-        self.completions = Sink(dut.completions, stall if completions_stall is None else completions_stall, seed + 4)
+        self.completions = Sink(
+            dut.completions, stall if completions_stall is None else completions_stall, seed + 4
+        )
         self.retired = Recorder(dut.retired.valid, dut.retired.payload, Retirement)
-        config = Pulses(dut.config.valid, dut.config.payload, ConfigWrite, context_writes(Table.TX, TxContext, contexts))
-        self.bench = Bench(dut, [config, ContextTable(dut.tx, TxContext, contexts), self.ops, self.lines, self.acks,
-                                 self.packets, self.completions, self.retired],
-                           {"timing": timing(tx, ack_every)}, skip=skip)
-        self.bench.run(limit, lambda: len(self.packets.items) == len(self.expected) and done(self), tail=20)
+        config = Pulses(
+            dut.config.valid,
+            dut.config.payload,
+            ConfigWrite,
+            context_writes(Table.TX, TxContext, contexts) + list(configs),
+        )
+        self.bench = Bench(
+            dut,
+            [
+                config,
+                ContextTable(dut.tx, TxContext, contexts),
+                self.ops,
+                self.lines,
+                self.acks,
+                self.packets,
+                self.completions,
+                self.retired,
+            ],
+            {"timing": timing(tx, ack_every)},
+            skip=skip,
+        )
+        self.bench.run(
+            limit, lambda: len(self.packets.items) == len(self.expected) and done(self), tail=20
+        )
         self.start = start
 
     @property
@@ -101,8 +179,6 @@ class Run:
 
 
 def timing(tx, ack_every=0):
-    from hw.config import NicTiming
-    from support_streams import pack
     return pack(NicTiming, {"tx": tx, "ack_every_packet": ack_every})
 
 
@@ -115,6 +191,7 @@ def acknowledge(contexts, delay=10, skip=lambda beat: False):
         if beat["last"] and headers["ack_request"] and not skip(beat):
             return [(cycle + delay, ack_beat(headers["psn"], dest_qp=qpns[headers["dest_qp"]]))]
         return []
+
     return answer
 
 
@@ -126,14 +203,18 @@ def random_ops(seed, count, qps=4):
     for _ in range(count):
         qp = rng.randrange(qps)
         kind = rng.random()
-        fields = {"signaled": rng.randrange(2), "blocks": rng.randrange(1, 5), "solicited": rng.randrange(2)}
+        fields = {
+            "signaled": rng.randrange(2),
+            "blocks": rng.randrange(1, 5),
+            "solicited": rng.randrange(2),
+        }
         if kind < 0.1:
             fields.update(verb=Verb.NOP, vendor_opcode=0)
         elif kind < 0.15:
             fields.update(status=Status.LOCAL_QP_OPERATION)
         length = 0 if kind < 0.1 else rng.choice(lengths)
         ops.append(op(qp, indices[qp], length, **fields))
-        indices[qp] = (indices[qp] + fields["blocks"]) & 0xffff
+        indices[qp] = (indices[qp] + fields["blocks"]) & 0xFFFF
     return ops
 
 
@@ -141,21 +222,41 @@ def all_retired(ops):
     return lambda run: len(run.retired.items) == len(ops)
 
 
-@pytest.mark.parametrize("seed,idle,stall,ack_every", [(1, 0, 0, 0), (2, .4, .4, 0), (3, .1, .6, 1), (4, .6, .1, 0)])
+@pytest.mark.parametrize(
+    "seed,idle,stall,ack_every",
+    [(1, 0, 0, 0), (2, 0.4, 0.4, 0), (3, 0.1, 0.6, 1), (4, 0.6, 0.1, 0)],
+)
 def test_packets_and_retirement_match_reference(seed, idle, stall, ack_every):
-    contexts, ops = contexts_of(start_psn=0xfffff0), random_ops(seed, 60)
-    run = Run(ops, contexts, idle=idle, stall=stall, seed=seed, ack_every=ack_every, answer=acknowledge(contexts),
-              done=all_retired(ops))
+    contexts, ops = contexts_of(start_psn=0xFFFFF0), random_ops(seed, 60)
+    run = Run(
+        ops,
+        contexts,
+        idle=idle,
+        stall=stall,
+        seed=seed,
+        ack_every=ack_every,
+        answer=acknowledge(contexts),
+        done=all_retired(ops),
+    )
     assert run.sent == run.expected
     assert any(beat["bth"]["psn"] < 0x100 for beat in run.sent), "no PSN wrapped"
     for qp in contexts:
         mine = [item for item in ops if item["qp"] == qp]
         assert run.retired_of(qp) == [item["wqe_index"] for item in mine]
-        assert [r["blocks"] for r in run.retired.words if r["qp"] == qp] == [item["blocks"] for item in mine]
+        assert [r["blocks"] for r in run.retired.words if r["qp"] == qp] == [
+            item["blocks"] for item in mine
+        ]
         reported = [item for item in mine if item["signaled"] or item["status"] != Status.SUCCESS]
         assert [c for c in run.completions.words if c["qp"] == qp] == [
-            {"qp": qp, "wqe_index": item["wqe_index"], "vendor_opcode": item["vendor_opcode"], "length": item["length"],
-             "status": item["status"].value} for item in reported]
+            {
+                "qp": qp,
+                "wqe_index": item["wqe_index"],
+                "vendor_opcode": item["vendor_opcode"],
+                "length": item["length"],
+                "status": item["status"].value,
+            }
+            for item in reported
+        ]
     assert not run.bench.of("on_dropped")
 
 
@@ -165,7 +266,8 @@ def test_segmentation_at_the_mtu(length):
     run = Run([op(0, 0, length)], contexts, answer=acknowledge(contexts))
     assert run.sent == run.expected
     assert [beat["bth"]["psn"] for beat in run.sent if beat["first"]] == [
-        (PSN_MASK + i) & PSN_MASK for i in range(max(1, -(-length // MTU)))]
+        (PSN_MASK + i) & PSN_MASK for i in range(max(1, -(-length // MTU)))
+    ]
     assert run.retired_of(0) == [0]
 
 
@@ -184,20 +286,49 @@ def test_one_ack_retires_all_before_it_in_order():
 def test_ack_in_the_middle_of_a_message_retires_only_what_is_before():
     contexts = contexts_of(1)
     ops = [op(0, 0, 8), op(0, 1, 3 * MTU), op(0, 2, 8)]
-    run = Run(ops, contexts, acks=[(100, ack_beat(2, dest_qp=0x500)), (120, ack_beat(3, dest_qp=0x500)),
-                                   (140, ack_beat(4, dest_qp=0x500))])
-    assert [(cycle, item["qp"]) for cycle, item in run.retired.items] == [(101, 0), (121, 0), (141, 0)]
+    run = Run(
+        ops,
+        contexts,
+        acks=[
+            (100, ack_beat(2, dest_qp=0x500)),
+            (120, ack_beat(3, dest_qp=0x500)),
+            (140, ack_beat(4, dest_qp=0x500)),
+        ],
+    )
+    assert [(cycle, item["qp"]) for cycle, item in run.retired.items] == [
+        (101, 0),
+        (121, 0),
+        (141, 0),
+    ]
     assert not run.bench.of("on_dropped")
 
 
 def test_nop_and_failed_operations_retire_behind_what_is_outstanding():
     contexts = contexts_of(2)
-    ops = [op(0, 0, verb=Verb.NOP), op(0, 1, 8), op(0, 2, verb=Verb.NOP), op(0, 3, 8, status=Status.LOCAL_QP_OPERATION, signaled=0),
-           op(1, 0, verb=Verb.NOP), op(0, 4, 8), op(0, 5, verb=Verb.NOP)]
-    run = Run(ops, contexts, acks=[(100, ack_beat(0, dest_qp=0x500)), (150, ack_beat(1, dest_qp=0x500))])
-    events = [(cycle, event["qp"], event["wqe_index"]) for cycle, name, event in run.bench.events if name == "on_retired"]
+    ops = [
+        op(0, 0, verb=Verb.NOP),
+        op(0, 1, 8),
+        op(0, 2, verb=Verb.NOP),
+        op(0, 3, 8, status=Status.LOCAL_QP_OPERATION, signaled=0),
+        op(1, 0, verb=Verb.NOP),
+        op(0, 4, 8),
+        op(0, 5, verb=Verb.NOP),
+    ]
+    run = Run(
+        ops, contexts, acks=[(100, ack_beat(0, dest_qp=0x500)), (150, ack_beat(1, dest_qp=0x500))]
+    )
+    events = [
+        (cycle, event["qp"], event["wqe_index"])
+        for cycle, name, event in run.bench.events
+        if name == "on_retired"
+    ]
     assert [event for event in events if event[1] == 0 and event[0] > 50] == [
-        (101, 0, 1), (102, 0, 2), (103, 0, 3), (151, 0, 4), (152, 0, 5)]
+        (101, 0, 1),
+        (102, 0, 2),
+        (103, 0, 3),
+        (151, 0, 4),
+        (152, 0, 5),
+    ]
     assert [event[1:] for event in events if event[0] < 50] == [(0, 0), (1, 0)]
     assert events[0][0] == run.ops.taken[0][0] + 3, "closed form"
     assert [c["status"] for c in run.completions.words if c["wqe_index"] == 3] == [2]
@@ -205,24 +336,43 @@ def test_nop_and_failed_operations_retire_behind_what_is_outstanding():
 
 def test_acks_for_nothing_are_dropped_and_change_nothing():
     contexts = contexts_of(2)
-    bad = [(50, ack_beat(1, dest_qp=0x500)), (51, ack_beat(PSN_MASK, dest_qp=0x500)), (52, ack_beat(0, dest_qp=0x600)),
-           (53, ack_beat(0, dest_qp=0x502)), (54, ack_beat(0, dest_qp=0x500, syndrome=0x60)), (55, ack_beat(7, dest_qp=0x501))]
+    bad = [
+        (50, ack_beat(1, dest_qp=0x500)),
+        (51, ack_beat(PSN_MASK, dest_qp=0x500)),
+        (52, ack_beat(0, dest_qp=0x600)),
+        (53, ack_beat(0, dest_qp=0x502)),
+        (54, ack_beat(0, dest_qp=0x500, syndrome=0x60)),
+        (55, ack_beat(7, dest_qp=0x501)),
+    ]
     good = [(100, ack_beat(0, dest_qp=0x500)), (110, ack_beat(0, dest_qp=0x500))]
     run = Run([op(0, 0, 8)], contexts, acks=bad + good)
     assert [(event["reason"], event["qp"]) for event in run.bench.of("on_dropped")] == [
-        (DropReason.ACK_UNEXPECTED.value, 0x500), (DropReason.ACK_UNEXPECTED.value, 0x500),
-        (DropReason.PACKET_UNKNOWN_QP.value, 0x600), (DropReason.PACKET_UNKNOWN_QP.value, 0x502),
-        (DropReason.PACKET_OPCODE.value, 0x500), (DropReason.ACK_UNEXPECTED.value, 0x501), (DropReason.ACK_UNEXPECTED.value, 0x500)]
+        (DropReason.ACK_UNEXPECTED.value, 0x500),
+        (DropReason.ACK_UNEXPECTED.value, 0x500),
+        (DropReason.PACKET_UNKNOWN_QP.value, 0x600),
+        (DropReason.PACKET_UNKNOWN_QP.value, 0x502),
+        (DropReason.PACKET_OPCODE.value, 0x500),
+        (DropReason.ACK_UNEXPECTED.value, 0x501),
+        (DropReason.ACK_UNEXPECTED.value, 0x500),
+    ]
     assert run.bench.of("on_dropped")[4]["info"] == 0x60000000
     assert [cycle for cycle, _ in run.retired.items] == [101]
-    assert run.bench.of("on_ack_received") == [{"qp": 0, "psn": 0, "syndrome": 0x1f}]
+    assert run.bench.of("on_ack_received") == [{"qp": 0, "psn": 0, "syndrome": 0x1F}]
 
 
 def test_a_full_window_holds_operations():
     contexts = contexts_of(1)
     ops = [op(0, i, 0) for i in range(20)]
-    run = Run(ops, contexts, acks=[(100, ack_beat(0, dest_qp=0x500)), (200, ack_beat(15, dest_qp=0x500)),
-                                   (300, ack_beat(19, dest_qp=0x500))], done=all_retired(ops))
+    run = Run(
+        ops,
+        contexts,
+        acks=[
+            (100, ack_beat(0, dest_qp=0x500)),
+            (200, ack_beat(15, dest_qp=0x500)),
+            (300, ack_beat(19, dest_qp=0x500)),
+        ],
+        done=all_retired(ops),
+    )
     taken = [cycle for cycle, _ in run.ops.taken]
     assert taken[16] < 100 and taken[17] > 100
     assert run.retired_of(0) == list(range(20))
@@ -231,16 +381,36 @@ def test_a_full_window_holds_operations():
 def test_a_full_completion_queue_holds_retirement():
     contexts = contexts_of(2)
     ops = [op(i % 2, i // 2, 0) for i in range(30)]
-    run = Run(ops, contexts, answer=acknowledge(contexts), completions_stall=.97, done=lambda run: len(run.completions.items) == 30)
+    run = Run(
+        ops,
+        contexts,
+        answer=acknowledge(contexts),
+        completions_stall=0.97,
+        done=lambda run: len(run.completions.items) == 30,
+    )
     assert len(run.retired.items) == 30
     assert [c["wqe_index"] for c in run.completions.words if c["qp"] == 0] == list(range(15))
 
 
 def test_a_new_context_starts_afresh():
     contexts = contexts_of(1, start_psn=5)
-    run = Run([op(0, 0, 8), op(0, 1, 8)], contexts, acks=[(100, ack_beat(6, dest_qp=0x500))])
-    assert [beat["bth"]["psn"] for beat in run.sent] == [5, 6]
-    assert run.retired_of(0) == [0, 1]
+    again = context_writes(Table.TX, TxContext, {0: {**contexts[0], "start_psn": 900}})
+    ops = [op(0, 0, 8), op(0, 1, 8), op(0, 2, 8)]
+    run = Run(
+        ops,
+        contexts,
+        configs=[(60, item) for _, item in again],
+        starts=[10, 10, 70],
+        done=lambda run: True,
+        acks=[
+            (50, ack_beat(5, dest_qp=0x500)),
+            (90, ack_beat(6, dest_qp=0x500)),
+            (100, ack_beat(900, dest_qp=0x500)),
+        ],
+    )
+    assert [beat["bth"]["psn"] for beat in run.sent] == [5, 6, 900]
+    assert run.retired_of(0) == [0, 2], "what was outstanding is forgotten"
+    assert len(run.bench.of("on_dropped")) == 1
 
 
 @pytest.mark.parametrize("tx", [0, 1, 2, 40])
@@ -258,7 +428,9 @@ def test_small_messages_pass_one_per_cycle_and_retire_one_per_two(qps):
     contexts = contexts_of(qps)
     structure = Structure(qps=4, window_blocks=256)
     ops = [op(i % qps, i // qps, 8) for i in range(100)]
-    run = Run(ops, contexts, answer=acknowledge(contexts), structure=structure, done=all_retired(ops))
+    run = Run(
+        ops, contexts, answer=acknowledge(contexts), structure=structure, done=all_retired(ops)
+    )
     taken, left = [cycle for cycle, _ in run.ops.taken], [cycle for cycle, _ in run.packets.items]
     retired = [cycle for cycle, _ in run.retired.items]
     assert taken[-1] - taken[0] == 99 and left[-1] - left[0] == 99
@@ -275,16 +447,38 @@ def test_large_messages_pass_one_beat_per_cycle_without_gaps():
 
 def test_beats_leave_as_soon_as_their_line_is_there():
     contexts = contexts_of(1)
-    run = Run([op(0, 0, MTU)], contexts, lines=lambda packets: [(100 + 50 * i, line) for i, line in enumerate(payload_lines(packets))])
+    run = Run(
+        [op(0, 0, MTU)],
+        contexts,
+        lines=lambda packets: [
+            (100 + 50 * i, line) for i, line in enumerate(payload_lines(packets))
+        ],
+    )
     assert [cycle for cycle, _ in run.packets.items] == [100, 150, 200, 250]
 
 
 def test_skipping_quiet_cycles_changes_nothing():
     def once(skip):
         contexts, ops = contexts_of(), random_ops(9, 30)
-        run = Run(ops, contexts, skip=skip, tx=60, answer=acknowledge(contexts, 90), idle=.9, done=all_retired(ops),
-                  lines=lambda packets: [(70 * i, line) for i, line in enumerate(payload_lines(packets))])
-        return run.bench.events, run.packets.items, run.completions.items, run.retired.items, run.bench.evaluated, run.bench.cycle
+        run = Run(
+            ops,
+            contexts,
+            skip=skip,
+            tx=60,
+            answer=acknowledge(contexts, 90),
+            idle=0.9,
+            done=all_retired(ops),
+            lines=lambda packets: [(70 * i, line) for i, line in enumerate(payload_lines(packets))],
+        )
+        return (
+            run.bench.events,
+            run.packets.items,
+            run.completions.items,
+            run.retired.items,
+            run.bench.evaluated,
+            run.bench.cycle,
+        )
+
     full, skipped = once(False), once(True)
     assert full[:4] == skipped[:4]
-    assert skipped[4] < .5 * skipped[5]
+    assert skipped[4] < 0.5 * skipped[5]

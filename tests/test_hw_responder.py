@@ -1,14 +1,8 @@
-"""The responder against plain Python: what is written where, what is acknowledged, what is dropped."""
+"""The responder against plain Python: writes, acknowledgements and drops."""
 
 import random
 
 import pytest
-from hw.config import NicTiming, Structure
-from hw.formats.context import ConfigWrite, RxContext, Table
-from hw.formats.events import DropReason
-from hw.formats.roce import Aeth, RoceOpcode
-from hw.formats.tlp import MarkKind
-from hw.responder import Responder
 from support_roce import (
     PSN_MASK,
     ContextTable,
@@ -21,18 +15,38 @@ from support_roce import (
 )
 from support_streams import Bench, Sink, Source, pack, unpack
 
+from hw.config import NicTiming, Structure
+from hw.formats.context import ConfigWrite, RxContext, Table
+from hw.formats.events import DropReason
+from hw.formats.roce import Aeth, RoceOpcode
+from hw.formats.tlp import MarkKind
+from hw.responder import Responder
+
 STRUCTURE = Structure(qps=4)
 MTU = 256
 
 
 def contexts_of(qps=4, psn=0, msn=0):
-    return {qp: {"valid": 1, "qpn": 0x500 + qp, "peer_qpn": 0x900 + qp, "peer_node": 3 + qp,
-                 "expected_psn": (psn + 11 * qp) & PSN_MASK, "start_msn": msn, "mtu_log2": 8} for qp in range(qps)}
+    return {
+        qp: {
+            "valid": 1,
+            "qpn": 0x500 + qp,
+            "peer_qpn": 0x900 + qp,
+            "peer_node": 3 + qp,
+            "expected_psn": (psn + 11 * qp) & PSN_MASK,
+            "start_msn": msn,
+            "mtu_log2": 8,
+        }
+        for qp in range(qps)
+    }
 
 
 def ref_responder(packets, contexts):
     """(writes with their bytes, ACK beats, (reason, qp) of drops) of a list of packets."""
-    state = {qp: {"psn": c["expected_psn"], "msn": c["start_msn"], "inside": False, "va": 0} for qp, c in contexts.items()}
+    state = {
+        qp: {"psn": c["expected_psn"], "msn": c["start_msn"], "inside": False, "va": 0}
+        for qp, c in contexts.items()
+    }
     writes, acks, drops = [], [], []
     for packet in packets:
         head = packet[0]
@@ -49,25 +63,62 @@ def ref_responder(packets, contexts):
             reason = DropReason.PACKET_OPCODE
         elif bth["psn"] != s["psn"]:
             reason = DropReason.PACKET_PSN
-        elif starts == s["inside"] or (length != MTU if not ends else length > MTU or (not starts and length == 0)):
+        elif starts == s["inside"] or (
+            length != MTU if not ends else length > MTU or (not starts and length == 0)
+        ):
             reason = DropReason.PACKET_OPCODE
         if reason:
             drops.append((reason.value, bth["dest_qp"]))
             continue
         va = head["ext"] >> 64 if starts else s["va"]
-        payload = b"".join(beat["data"].to_bytes(64, "little")[:beat["count"]] for beat in packet)
+        payload = b"".join(beat["data"].to_bytes(64, "little")[: beat["count"]] for beat in packet)
         if payload:
             kind = MarkKind.PAYLOAD_LAST if ends else MarkKind.PAYLOAD
-            writes.append(({"address": va, "length": length,
-                            "mark": {"kind": kind.value, "qp": qp, "index": bth["psn"]}}, payload))
-        s.update(psn=(s["psn"] + 1) & PSN_MASK, msn=(s["msn"] + ends) & PSN_MASK, inside=not ends, va=va + length)
+            writes.append(
+                (
+                    {
+                        "address": va,
+                        "length": length,
+                        "mark": {"kind": kind.value, "qp": qp, "index": bth["psn"]},
+                    },
+                    payload,
+                )
+            )
+        s.update(
+            psn=(s["psn"] + 1) & PSN_MASK,
+            msn=(s["msn"] + ends) & PSN_MASK,
+            inside=not ends,
+            va=va + length,
+        )
         if bth["ack_request"]:
-            acks.append(normal(ack_beat(bth["psn"], dest_qp=context["peer_qpn"], dest=context["peer_node"], msn=s["msn"])))
+            acks.append(
+                normal(
+                    ack_beat(
+                        bth["psn"],
+                        dest_qp=context["peer_qpn"],
+                        dest=context["peer_node"],
+                        msn=s["msn"],
+                    )
+                )
+            )
     return writes, acks, drops
 
 
 class Run:
-    def __init__(self, packets, contexts, *, idle=0.0, stall=0.0, seed=1, tx=5, skip=False, starts=None, acks_stall=None, configs=()):
+    def __init__(
+        self,
+        packets,
+        contexts,
+        *,
+        idle=0.0,
+        stall=0.0,
+        seed=1,
+        tx=5,
+        skip=False,
+        starts=None,
+        acks_stall=None,
+        configs=(),
+    ):
         self.dut = dut = Responder(STRUCTURE)
         begin = len(contexts) + 1
         beats = []
@@ -77,13 +128,34 @@ class Run:
         self.writes = Sink(dut.writes, stall, seed + 1)
         self.lines = Sink(dut.lines, stall, seed + 2)
         self.acks = Sink(dut.acks, stall if acks_stall is None else acks_stall, seed + 3)
-        config = Pulses(dut.config.valid, dut.config.payload, ConfigWrite,
-                        context_writes(Table.RX, RxContext, contexts) + list(configs))
-        self.bench = Bench(dut, [config, ContextTable(dut.rx, RxContext, contexts), self.packets, self.writes, self.lines, self.acks],
-                           {"timing": pack(NicTiming, {"tx": tx})}, skip=skip)
+        config = Pulses(
+            dut.config.valid,
+            dut.config.payload,
+            ConfigWrite,
+            context_writes(Table.RX, RxContext, contexts) + list(configs),
+        )
+        self.bench = Bench(
+            dut,
+            [
+                config,
+                ContextTable(dut.rx, RxContext, contexts),
+                self.packets,
+                self.writes,
+                self.lines,
+                self.acks,
+            ],
+            {"timing": pack(NicTiming, {"tx": tx})},
+            skip=skip,
+        )
         self.expected = ref_responder(packets, contexts)
-        self.bench.run(4000, lambda: len(self.acks.items) >= len(self.expected[1]) and
-                       len(self.writes.items) >= len(self.expected[0]), tail=tx + 20)
+        self.bench.run(
+            4000,
+            lambda: (
+                len(self.acks.items) >= len(self.expected[1])
+                and len(self.writes.items) >= len(self.expected[0])
+            ),
+            tail=tx + 20,
+        )
 
     @property
     def written(self):
@@ -100,7 +172,9 @@ class Run:
             address, payload = request["address"], b""
             for line in run:
                 assert line["lane"] == address % 64 and line["lane"] + line["count"] <= 64
-                payload += line["data"].to_bytes(64, "little")[line["lane"]:line["lane"] + line["count"]]
+                payload += line["data"].to_bytes(64, "little")[
+                    line["lane"] : line["lane"] + line["count"]
+                ]
                 assert line is run[-1] or (address + line["count"]) % 64 == 0
                 address += line["count"]
             assert len(payload) == request["length"]
@@ -126,8 +200,16 @@ def messages(seed, count, contexts, *, interleave=True):
     for _ in range(count):
         qp = rng.choice(list(contexts))
         length = rng.choice([0, 1, 7, 63, 64, 65, MTU - 1, MTU, MTU + 1, 2 * MTU, 2 * MTU + 1, 900])
-        new = write_packets(rng.randbytes(length), MTU, psns[qp], raddr=0x2000_0000_0000 + rng.randrange(1 << 20), rkey=7,
-                            ack_every=rng.randrange(2), dest_qp=contexts[qp]["qpn"], wqe_index=5)
+        new = write_packets(
+            rng.randbytes(length),
+            MTU,
+            psns[qp],
+            raddr=0x2000_0000_0000 + rng.randrange(1 << 20),
+            rkey=7,
+            ack_every=rng.randrange(2),
+            dest_qp=contexts[qp]["qpn"],
+            wqe_index=5,
+        )
         psns[qp] += len(new)
         queues.setdefault(qp, []).extend(new)
     packets = []
@@ -139,16 +221,26 @@ def messages(seed, count, contexts, *, interleave=True):
     return packets
 
 
-def only(psn, length=8, *, qp=0, va=0x2000_0000_1000, opcode=RoceOpcode.WRITE_ONLY, ack=1, qpn=None):
+def only(
+    psn, length=8, *, qp=0, va=0x2000_0000_1000, opcode=RoceOpcode.WRITE_ONLY, ack=1, qpn=None
+):
     """One packet of QP `qp` with any opcode."""
     payload = random.Random(psn).randbytes(length)
-    return packet_beats(opcode, psn, payload, dest_qp=0x500 + qp if qpn is None else qpn, ack=ack,
-                        reth={"va": va, "rkey": 7, "length": length})
+    return packet_beats(
+        opcode,
+        psn,
+        payload,
+        dest_qp=0x500 + qp if qpn is None else qpn,
+        ack=ack,
+        reth={"va": va, "rkey": 7, "length": length},
+    )
 
 
-@pytest.mark.parametrize("seed,idle,stall", [(1, 0, 0), (2, .4, .4), (3, .1, .7), (4, .6, .1)])
+@pytest.mark.parametrize(
+    "seed,idle,stall", [(1, 0, 0), (2, 0.4, 0.4), (3, 0.1, 0.7), (4, 0.6, 0.1)]
+)
 def test_writes_and_acks_match_reference(seed, idle, stall):
-    contexts = contexts_of(psn=0xfffff0, msn=0xfffffe)
+    contexts = contexts_of(psn=0xFFFFF0, msn=0xFFFFFE)
     run = Run(messages(seed, 40, contexts), contexts, idle=idle, stall=stall, seed=seed)
     run.check()
     assert not run.drops and run.expected[1]
@@ -158,20 +250,40 @@ def test_writes_and_acks_match_reference(seed, idle, stall):
 @pytest.mark.parametrize("length", [1, 64, MTU, MTU + 1, 2 * MTU + 63])
 def test_bytes_sit_in_the_lanes_of_their_address(lane, length):
     contexts = contexts_of(1)
-    packets = write_packets(random.Random(length).randbytes(length), MTU, 0, raddr=0x1000_0000_0040 + lane, dest_qp=0x500)
+    packets = write_packets(
+        random.Random(length).randbytes(length),
+        MTU,
+        0,
+        raddr=0x1000_0000_0040 + lane,
+        dest_qp=0x500,
+    )
     run = Run(packets, contexts)
     run.check()
     assert [request["address"] for request in run.writes.words] == [
-        0x1000_0000_0040 + lane + MTU * i for i in range(len(packets))]
+        0x1000_0000_0040 + lane + MTU * i for i in range(len(packets))
+    ]
 
 
 def test_ack_fields():
     contexts = contexts_of(2, psn=PSN_MASK, msn=PSN_MASK)
     run = Run([only(PSN_MASK)], contexts)
     (ack,) = run.acks.words
-    assert ack["bth"] == {"opcode": 0x11, "solicited": 0, "migration": 0, "pad": 0, "version": 0, "pkey": 0xffff, "fecn": 0,
-                          "becn": 0, "_0": 0, "dest_qp": 0x900, "ack_request": 0, "_1": 0, "psn": PSN_MASK}
-    assert unpack(Aeth, ack["ext"]) == {"syndrome": 0x1f, "msn": 0}
+    assert ack["bth"] == {
+        "opcode": 0x11,
+        "solicited": 0,
+        "migration": 0,
+        "pad": 0,
+        "version": 0,
+        "pkey": 0xFFFF,
+        "fecn": 0,
+        "becn": 0,
+        "_0": 0,
+        "dest_qp": 0x900,
+        "ack_request": 0,
+        "_1": 0,
+        "psn": PSN_MASK,
+    }
+    assert unpack(Aeth, ack["ext"]) == {"syndrome": 0x1F, "msn": 0}
     assert (ack["first"], ack["last"], ack["count"], ack["length"], ack["dest"]) == (1, 1, 0, 0, 3)
 
 
@@ -181,29 +293,49 @@ def test_bad_packets_are_dropped_and_change_nothing():
     middle = {"opcode": RoceOpcode.WRITE_MIDDLE, "length": MTU, "ack": 0}
     last = {"opcode": RoceOpcode.WRITE_LAST}
     packets = [
-        only(0, qpn=0x600), only(0, qpn=0x502), only(0, qpn=0x504, length=200),    # unknown QPs
-        only(1), only(PSN_MASK, length=130), only(1 << 23),                        # wrong PSN
-        only(0, opcode=0x04, length=100), only(0, opcode=RoceOpcode.ACK, length=0),    # not a WRITE
-        only(0, **middle), only(0, **last),                                        # no message begun
-        only(0, MTU + 1), only(0, opcode=RoceOpcode.WRITE_FIRST, length=MTU - 64), only(0, opcode=RoceOpcode.WRITE_FIRST, length=0),
-        only(0, **first),                                                          # good
-        only(1, 8), only(1, **first), only(1, opcode=RoceOpcode.WRITE_MIDDLE, length=64), only(1, opcode=RoceOpcode.WRITE_LAST, length=0),
-        only(1, opcode=RoceOpcode.WRITE_LAST, length=MTU + 64), only(0, **first),
-        only(1, **middle), only(2, length=MTU, **last),                            # good
-        only(2, length=MTU, **last), only(3, 0),                                   # duplicate; good
-        only(11, qp=1),                                                            # good
+        only(0, qpn=0x600),
+        only(0, qpn=0x502),
+        only(0, qpn=0x504, length=200),  # unknown QPs
+        only(1),
+        only(PSN_MASK, length=130),
+        only(1 << 23),  # wrong PSN
+        only(0, opcode=0x04, length=100),
+        only(0, opcode=RoceOpcode.ACK, length=0),  # not a WRITE
+        only(0, **middle),
+        only(0, **last),  # no message begun
+        only(0, MTU + 1),
+        only(0, opcode=RoceOpcode.WRITE_FIRST, length=MTU - 64),
+        only(0, opcode=RoceOpcode.WRITE_FIRST, length=0),
+        only(0, **first),  # good
+        only(1, 8),
+        only(1, **first),
+        only(1, opcode=RoceOpcode.WRITE_MIDDLE, length=64),
+        only(1, opcode=RoceOpcode.WRITE_LAST, length=0),
+        only(1, opcode=RoceOpcode.WRITE_LAST, length=MTU + 64),
+        only(0, **first),
+        only(1, **middle),
+        only(2, length=MTU, **last),  # good
+        only(2, length=MTU, **last),
+        only(3, 0),  # duplicate; good
+        only(11, qp=1),  # good
     ]
-    run = Run(packets, contexts, stall=.3, idle=.2)
+    run = Run(packets, contexts, stall=0.3, idle=0.2)
     run.check()
     assert len(run.drops) == 13 + 6 + 1 and len(run.written) == 4 and len(run.acks.items) == 3
     assert [unpack(Aeth, ack["ext"])["msn"] for ack in run.acks.words] == [1, 2, 1]
-    assert run.bench.of("on_dropped")[3]["info"] == 0x0a000001
+    assert run.bench.of("on_dropped")[3]["info"] == 0x0A000001
 
 
 def test_a_dropped_packet_does_not_disturb_the_line_that_is_being_written():
     contexts = contexts_of(1)
-    packets = [only(0, 60, va=0x2000_0000_1030), only(7, 200), only(1, 0), only(9, 0), only(2, 60, va=0x2000_0000_1030)]
-    Run(packets, contexts, stall=.8).check()
+    packets = [
+        only(0, 60, va=0x2000_0000_1030),
+        only(7, 200),
+        only(1, 0),
+        only(9, 0),
+        only(2, 60, va=0x2000_0000_1030),
+    ]
+    Run(packets, contexts, stall=0.8).check()
 
 
 def test_a_new_context_starts_afresh():
@@ -212,7 +344,7 @@ def test_a_new_context_starts_afresh():
     configs = [(60, item) for _, item in context_writes(Table.RX, RxContext, again)]
     packets = [only(0, MTU, opcode=RoceOpcode.WRITE_FIRST), only(77)]
     run = Run(packets, contexts, starts=[10, 70], configs=configs)
-    assert not [drop for drop in run.drops]
+    assert not run.drops
     assert unpack(Aeth, run.acks.words[-1]["ext"])["msn"] == 10
 
 
@@ -232,12 +364,16 @@ def test_small_packets_pass_one_per_cycle_or_per_two_if_they_spill():
     contexts = contexts_of()
     psns = {qp: context["expected_psn"] for qp, context in contexts.items()}
     for lane, per_packet in ((0, 1), (60, 2)):
-        packets = [only(psns[i % 4] + i // 4, 8, qp=i % 4, va=0x2000_0000_1000 + lane) for i in range(60)]
+        packets = [
+            only(psns[i % 4] + i // 4, 8, qp=i % 4, va=0x2000_0000_1000 + lane) for i in range(60)
+        ]
         run = Run(packets, contexts)
         run.check()
         for stream in (run.lines, run.acks):
             cycles = [cycle for cycle, _ in stream.items]
-            assert cycles[-1] - cycles[0] == 59 * per_packet + (per_packet - 1 if stream is run.lines else 0)
+            assert cycles[-1] - cycles[0] == 59 * per_packet + (
+                per_packet - 1 if stream is run.lines else 0
+            )
 
 
 @pytest.mark.parametrize("lane,lost", [(0, 0), (5, 1)])
@@ -259,9 +395,24 @@ def test_skipping_quiet_cycles_changes_nothing():
     def once(skip):
         contexts = contexts_of()
         packets = messages(5, 25, contexts)
-        run = Run(packets, contexts, skip=skip, tx=60, stall=.5, starts=[100 + 60 * i for i in range(len(packets))])
+        run = Run(
+            packets,
+            contexts,
+            skip=skip,
+            tx=60,
+            stall=0.5,
+            starts=[100 + 60 * i for i in range(len(packets))],
+        )
         run.check()
-        return run.bench.events, run.acks.items, run.writes.items, run.lines.items, run.bench.evaluated, run.bench.cycle
+        return (
+            run.bench.events,
+            run.acks.items,
+            run.writes.items,
+            run.lines.items,
+            run.bench.evaluated,
+            run.bench.cycle,
+        )
+
     full, skipped = once(False), once(True)
     assert full[:4] == skipped[:4]
-    assert skipped[4] < .6 * skipped[5]
+    assert skipped[4] < 0.6 * skipped[5]
