@@ -64,7 +64,7 @@ def bytes_of(item):
 
 
 def ref_packets(ops, contexts, ack_every=0):
-    """Packets in order, and per QP the WQEs with the PSN that retires them (None: sends nothing)."""
+    """Packets, and per QP the WQEs with the PSN that retires them (None: sends nothing)."""
     psns = {qp: context["start_psn"] for qp, context in contexts.items()}
     packets, waits = [], {qp: [] for qp in contexts}
     for item in ops:
