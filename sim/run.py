@@ -322,7 +322,9 @@ def _groups(
     groups = []
     place = {int(number): row for row, number in enumerate(table["message"])}
     for group in scenario.plan.groups:
-        rows: Any = np.array([place[number] for number in group.messages if number in place], np.int64)
+        rows: Any = np.array(
+            [place[number] for number in group.messages if number in place], np.int64
+        )
         stats = timeline.group_stats(table, rows)
         stats["count"] = len(group.messages)
         limits = ceilings(scenario, path, group)
