@@ -17,7 +17,7 @@ from .sections import DATA_BYTES, Operation, Region, Workload
 if TYPE_CHECKING:
     from .scenario import Scenario
 
-__all__ = ["Connection", "Group", "Message", "Plan", "make_plan", "wqe_blocks"]
+__all__ = ["Connection", "Group", "Message", "Phase", "Plan", "make_plan", "wqe_blocks"]
 
 MAX_MESSAGES = 1 << 22
 MAX_QPS = 1024
@@ -67,6 +67,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Messages that run together; the next phase begins when all of them are done."""
+
+    #: Their workload; None for operations.
+    workload: Workload | None
+    #: Numbers of its messages, in the order in which each producer issues its own.
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Connection:
     """One QP between nodes a < b: its index among theirs, and its context at each end."""
 
@@ -83,10 +93,12 @@ class Connection:
 
 @dataclass(frozen=True)
 class Plan:
-    """All messages in order of issue, groups in order of execution, regions, connections."""
+    """All messages, how they run and are reported, regions and connections."""
 
     messages: tuple[Message, ...]
     groups: tuple[Group, ...]
+    #: One for each size of each workload, then one for all operations.
+    phases: tuple[Phase, ...]
     regions: tuple[Region, ...]
     connections: tuple[Connection, ...]
     #: Most payload that goes inside a WQE, by path.
@@ -415,8 +427,16 @@ def make_plan(scenario: "Scenario") -> Plan:
             groups.append(Group(len(groups), "put", size, work, tuple(m.number for m in added)))
             messages += added
     added, op_groups = _operations(len(messages), len(groups), scenario.operations)
+    phases = [Phase(group.workload, group.messages) for group in groups]
+    if added:
+        phases.append(Phase(None, tuple(message.number for message in added)))
     regions = _regions(scenario, slots.ends)
     _inside(scenario, regions, slots.ends)
     return Plan(
-        tuple(messages + added), tuple(groups + op_groups), regions, connections, inline_max
+        tuple(messages + added),
+        tuple(groups + op_groups),
+        tuple(phases),
+        regions,
+        connections,
+        inline_max,
     )

@@ -323,6 +323,9 @@ def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads,
     assert [m.number for m in plan.messages] == list(range(len(plan.messages)))
     assert sorted(n for g in plan.groups for n in g.messages) == list(range(len(plan.messages)))
 
+    assert sorted(n for p in plan.phases for n in p.messages) == list(range(len(plan.messages)))
+    assert [p.workload is None for p in plan.phases[:-1]] == [False] * (len(plan.phases) - 1)
+
     # Slots of workloads do not touch each other, at either end, and lie in their regions.
     puts = [
         m for g in plan.groups if g.workload for m in map(plan.messages.__getitem__, g.messages)
@@ -359,3 +362,9 @@ def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads,
 
 def test_paths_are_those_the_agents_serve():
     assert set(PATHS) == {"gda_minimal", "ibrc"}
+
+
+def test_operations_of_all_sizes_are_one_phase_in_the_order_of_the_file():
+    plan = loads(HEAD + "".join(written("op", {"size": size}) for size in (8, 64, 8))).plan
+    assert [phase.messages for phase in plan.phases] == [(0, 1, 2)]
+    assert [(group.size, group.messages) for group in plan.groups] == [(8, (0, 2)), (64, (1,))]
