@@ -76,7 +76,7 @@ class Nic(wiring.Component):
         self.contexts = QpContext(structure)
         self.doorbell = Doorbell(structure)
         self.wq_engine = WqEngine(structure)
-        self.gather = Gather(structure)
+        self.gather = Gather(structure, reads_span_packets=True)
         self.requester = Requester(structure)
         self.responder = Responder(structure)
         self.cq_engine = CqEngine(structure)

@@ -162,7 +162,7 @@ class Node(wiring.Component):
         connect(m, processor.stores, memory.stores)
 
         m.submodules[f"{port.name.lower()}_bytes"] = Instance(
-            "sim_memory", i_clk=ClockSignal(), i_node=self.node_id, i_memory=memory.number_const,
+            "sim_memory", i_clk=ClockSignal(), i_node=self.node_id, i_memory=Const(port is Port.HOST, 8),
             i_pw_en=memory.pw_en, i_pw_addr=memory.pw_addr, i_pw_be=memory.pw_be, i_pw_data=memory.pw_data,
             i_fw_en=memory.fw_en, i_fw_addr=memory.fw_addr, i_fw_be=memory.fw_be, i_fw_data=memory.fw_data,
             i_fr_en=memory.fr_en, i_fr_addr=memory.fr_addr, o_fr_data=memory.fr_data,

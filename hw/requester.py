@@ -37,6 +37,7 @@ class Packet(data.Struct):
     message_length: 32
     peer_qpn: 24
     peer_node: 8
+    qp: 12
     wqe_index: 16
 
 
@@ -164,6 +165,7 @@ class Segmenter(wiring.Component):
             packet.message_length.eq(op.length),
             packet.peer_qpn.eq(self.tx.data.peer_qpn),
             packet.peer_node.eq(self.tx.data.peer_node),
+            packet.qp.eq(op.qp),
             packet.wqe_index.eq(op.wqe_index),
         ]
 
@@ -518,6 +520,7 @@ class Requester(wiring.Component):
             beat.ext.eq(Mux(packet.starts, reth.as_value(), 0)),
             beat.length.eq(packet.length),
             beat.dest.eq(packet.peer_node),
+            beat.qp.eq(packet.qp),
             beat.wqe_index.eq(packet.wqe_index),
         ]
         with m.If(self.packets.valid & self.packets.ready):

@@ -12,7 +12,7 @@ from .formats.roce import ACK_SYNDROME, Aeth, Reth, RoceOpcode, WireBeat
 from .formats.tlp import ADDRESS_BITS, MarkKind
 from .lib.align import Line, Realigner
 from .lib.delay import NOW_BITS, DelayLine
-from .lib.stream import Queue, connect
+from .lib.stream import Queue, connect, skid
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
 
@@ -147,8 +147,8 @@ class Responder(wiring.Component):
     writes : Out(stream of `WriteRequest`)
         One per packet with payload: where it goes; the mark holds its PSN.
     lines : Out(stream of `Line`)
-        The payload of the packets of `writes`, in the lanes of its address; `last` ends a packet. A
-        packet's lines may be valid one cycle before its request is.
+        The payload of the packets of `writes`, in the lanes of its address; `last` ends a packet.
+        Two lines are taken whatever `writes` waits for.
     timing : In(NicTiming)
         `tx` is used.
     now : In
@@ -159,10 +159,9 @@ class Responder(wiring.Component):
 
     Timing
     ------
-    First beat accepted at t: its first full or only line is valid at t + 1, its
-    WriteRequest at t + 2. ACK: last line of the packet taken at s (s = t + 1 for the last beat
-    accepted at t, one more if the bytes spill into one more line; for an empty packet t + 1): valid
-    at s + 1 + max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes
+    First beat accepted at t: its first full or only line and its WriteRequest are valid at t + 2.
+    ACK: last line of the packet buffered at s (s = t + 1 for the last beat accepted at t, one more
+    if the bytes spill into one more line; for an empty packet t + 1): valid at s + 1 + max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes
     one cycle more. 512 ACKs may wait: beyond them packets wait.
     """
 
@@ -291,8 +290,11 @@ class Responder(wiring.Component):
             realigner.i.payload.count.eq(beat.count),
             realigner.i.payload.last.eq(beat.last),
         ]
+        # A line is taken before its request is there (one cycle later): the engine waits for both.
+        m.submodules.buffer = buffer = skid(Line)
         connect(m, requests.o, self.writes)
-        connect(m, realigner.o, self.lines)
+        connect(m, realigner.o, buffer.i)
+        connect(m, buffer.o, self.lines)
 
         # The ACK starts when the packet's last line has been handed over.
         done = Signal()

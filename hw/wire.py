@@ -34,6 +34,7 @@ class _Header(data.Struct):
     psn: 24
     opcode: 8
     length: 13
+    qp: 12
     wqe_index: 16
 
 
@@ -53,6 +54,7 @@ def _packet_header(m, beat, taken, name):
             header.psn.eq(beat.bth.psn),
             header.opcode.eq(beat.bth.opcode),
             header.length.eq(beat.length),
+            header.qp.eq(beat.qp),
             header.wqe_index.eq(beat.wqe_index),
         ]
     with m.Else():
@@ -331,6 +333,7 @@ class Wire(wiring.Component):
             first.dest_qp.eq(header.dest_qp),
             first.psn.eq(header.psn),
             first.opcode.eq(header.opcode),
+            first.qp.eq(header.qp),
             first.wqe_index.eq(header.wqe_index),
             first.length.eq(header.length),
             first.wire_bytes.eq(_rounded(header.length) + self._overhead(header.opcode)),
@@ -339,6 +342,7 @@ class Wire(wiring.Component):
             last.dest_qp.eq(header.dest_qp),
             last.psn.eq(header.psn),
             last.opcode.eq(header.opcode),
+            last.qp.eq(header.qp),
             last.wqe_index.eq(header.wqe_index),
         ]
 

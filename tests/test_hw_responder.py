@@ -355,8 +355,8 @@ def test_latency_closed_form(tx):
         taken = [cycle for cycle, _ in run.packets.taken]
         if length:
             assert run.writes.items[0][0] == taken[0] + 2
-            assert [cycle for cycle, _ in run.lines.items][:1] == [taken[0] + 1]
-            assert run.lines.items[-1][0] == taken[-1] + 1 + spill
+            assert [cycle for cycle, _ in run.lines.items][:1] == [taken[0] + 2]
+            assert run.lines.items[-1][0] == taken[-1] + 2 + spill
         assert run.acks.items[0][0] == taken[-1] + 2 + spill + max(1, tx)
 
 

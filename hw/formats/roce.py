@@ -91,5 +91,6 @@ class WireBeat(data.Struct):
     length: 13
     #: Node the packet goes to.
     dest: 8
-    #: Sideband for the event log: index of the WQE it belongs to (decision 5). Steers nothing.
+    #: Sideband for the event log: sender's QP and WQE it belongs to (decision 5). Steers nothing.
+    qp: 12
     wqe_index: 16
