@@ -1,7 +1,7 @@
 """The engine with stub nodes: every test is a simulator process of its own."""
 
 import json
-import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from support_engine import stub_binary
 from sim.launch import LaunchError, launch, replay
 from sim.machine import EVENT, event_log_sha256
 
-FOLDER = os.path.dirname(__file__)
+FOLDER = Path(__file__).parent
 
 
 def run(scenario, path, *, nodes=2, skip=True, rounds=20):
