@@ -1,22 +1,18 @@
 """One direction of a PCIe link: rate, latency, credits and order (decision 4)."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .config import BYTE_FRACTION, PcieTiming
 from .formats.events import EventKind, Stall, StallCause, TlpSent
 from .formats.tlp import CompletionBeat, Mark, PostedBeat, ReadBeat, TlpClass
-from .lib.delay import NEVER, NOW_BITS, DelayLine, earliest
+from .lib.delay import NOW_BITS, DelayLine, earliest
 from .lib.rate import RateMeter
 from .lib.trace import Probe, StallMeter
+from .pcie_class import ORDER_BITS, UNIT_BITS, Credits, ReceiveQueue, TlpChoice
 
-__all__ = ["Pcie", "PcieLink", "ReceiveQueue"]
-
-#: Data credits of one TLP: 16-byte units, at most 257 (4096 bytes that start within a dword).
-UNIT_BITS = 9
-#: Count of posted TLPs, modulo; a blocked entry may be passed by half of this many.
-ORDER_BITS = 24
+__all__ = ["Pcie", "PcieLink"]
 
 
 class Pcie(wiring.Signature):
@@ -32,146 +28,13 @@ class Pcie(wiring.Signature):
     """
 
     def __init__(self):
-        super().__init__({
-            "posted": Out(stream.Signature(PostedBeat)),
-            "reads": Out(stream.Signature(ReadBeat)),
-            "completions": Out(stream.Signature(CompletionBeat)),
-        })
-
-
-class ReceiveQueue(wiring.Component):
-    """Beats of one class, from the cycle in which they were sent until they are taken at the far side.
-
-    Parameters
-    ----------
-    shape : beat struct
-        With a field `last` if a TLP has several beats.
-    depth : int
-        Beats, a power of two.
-    ordered : bool
-        Entries wait for the posted TLPs that were sent before them.
-
-    Members
-    -------
-    i : In(stream)
-        Beats as they are sent.
-    arrival : In
-        Cycle from which the incoming beat is visible; never less than that of the beat before.
-    units : In(9)
-        Data credits of the TLP that the incoming beat belongs to.
-    before, popped : In(24)
-        If `ordered`: posted TLPs sent so far, and taken so far at the far side.
-    now : In
-    o : Out(stream)
-        Beats that have arrived.
-    freed : Out(1)
-        The last beat of a TLP is taken in this cycle; `freed_units` are its data credits.
-    due : Out
-        Arrival of the oldest beat while it lies ahead, else `NEVER`.
-
-    Timing
-    ------
-    One beat in and one out per cycle, offered from its arrival on, at the earliest in the cycle after it came in.
-    """
-
-    def __init__(self, shape, depth, *, ordered):
-        self._shape, self._depth, self._ordered = shape, depth, ordered
-        members = {
-            "i": In(stream.Signature(shape)),
-            "arrival": In(NOW_BITS), "units": In(UNIT_BITS), "now": In(NOW_BITS),
-            "o": Out(stream.Signature(shape)),
-            "freed": Out(1), "freed_units": Out(UNIT_BITS), "due": Out(NOW_BITS),
-        }
-        if ordered:
-            members |= {"before": In(ORDER_BITS), "popped": In(ORDER_BITS)}
-        super().__init__(members)
-
-    def elaborate(self, platform):
-        m = Module()
-        head, tail = Signal(range(self._depth)), Signal(range(self._depth))
-        level = Signal(range(self._depth + 1))
-        sent, taken = Signal(), Signal()
-
-        # The wide beat has a store of its own, so that it is copied once on its way in and once on its way out.
-        stamp = {"arrival": NOW_BITS, "units": UNIT_BITS}
-        values = [self.arrival, self.units]
-        if self._ordered:
-            stamp["before"] = ORDER_BITS
-            values.append(self.before)
-        stores = [("beat", self._shape, self.i.payload), ("stamp", data.StructLayout(stamp), Cat(values))]
-        oldest = {}
-        for name, shape, value in stores:
-            m.submodules[name] = store = memory.Memory(shape=shape, depth=self._depth, init=[])
-            write, read = store.write_port(), store.read_port(domain="comb")
-            m.d.comb += [write.en.eq(sent), write.addr.eq(tail), write.data.eq(value), read.addr.eq(head)]
-            oldest[name] = read.data
-
-        arrived, follows = Signal(), Signal(init=1)
-        m.d.comb += arrived.eq(oldest["stamp"].arrival <= self.now)
-        if self._ordered:
-            # Modular: `popped` has reached the stored count unless the difference is negative.
-            ahead = Signal(ORDER_BITS)
-            m.d.comb += [ahead.eq(self.popped - oldest["stamp"].before), follows.eq(~ahead[-1])]
-
-        several = any(name == "last" for name, _ in data.Layout.cast(self._shape))
-        last = self.o.payload.last if several else 1
-        m.d.comb += [
-            self.i.ready.eq(level != self._depth),
-            sent.eq(self.i.valid & self.i.ready),
-            self.o.payload.eq(oldest["beat"]),
-            self.o.valid.eq((level != 0) & arrived & follows),
-            taken.eq(self.o.valid & self.o.ready),
-            self.freed.eq(taken & last),
-            self.freed_units.eq(oldest["stamp"].units),
-            self.due.eq(Mux((level != 0) & ~arrived, oldest["stamp"].arrival, NEVER)),
-        ]
-        with m.If(sent):
-            m.d.sync += tail.eq(tail + 1)
-        with m.If(taken):
-            m.d.sync += head.eq(head + 1)
-        m.d.sync += level.eq(level + sent - taken)
-        return m
-
-
-class Credits(wiring.Component):
-    """Credits of one class at the sender.
-
-    Parameters
-    ----------
-    units : bool
-        The class has data credits beside header credits.
-
-    Members
-    -------
-    headers, data : In
-        Credits in force.
-    need : In(9)
-        Data credits of the TLP that would start.
-    enough : Out(1)
-        A TLP that needs `need` may start.
-    take : In(1)
-        It starts.
-    back, back_units : In
-        A TLP's credits come back.
-    """
-
-    def __init__(self, *, units=True):
-        self._units = units
-        super().__init__({
-            "headers": In(12), "data": In(14), "need": In(UNIT_BITS), "enough": Out(1), "take": In(1),
-            "back": In(1), "back_units": In(UNIT_BITS),
-        })
-
-    def elaborate(self, platform):
-        m = Module()
-        # Counted as used, so that the limit may be loaded at any time before the first TLP.
-        used_headers, used_data = Signal(12), Signal(14)
-        m.d.comb += self.enough.eq(used_headers < self.headers)
-        m.d.sync += used_headers.eq(used_headers + self.take - self.back)
-        if self._units:
-            m.d.comb += self.enough.eq((used_headers < self.headers) & (used_data + self.need <= self.data))
-            m.d.sync += used_data.eq(used_data + Mux(self.take, self.need, 0) - Mux(self.back, self.back_units, 0))
-        return m
+        super().__init__(
+            {
+                "posted": Out(stream.Signature(PostedBeat)),
+                "reads": Out(stream.Signature(ReadBeat)),
+                "completions": Out(stream.Signature(CompletionBeat)),
+            }
+        )
 
 
 class PcieLink(wiring.Component):
@@ -206,32 +69,41 @@ class PcieLink(wiring.Component):
 
     Timing
     ------
-    A TLP costs `wire` = overhead + the bytes of the dwords its payload touches, times the cycles per byte. Beats are
-    taken one per cycle, up to two cycles before their first byte goes, so that the bytes of waiting TLPs follow each
-    other without a gap (unless beats that cost less than a cycle come in a row: they go one per cycle). The last beat
-    of a TLP whose first beat is taken at cycle t on an idle link, and whose other beats come without a gap, is
-    offered at
+    A TLP costs `wire` = overhead + the bytes of the dwords its payload touches, times
+    the cycles per byte. Beats are taken one per cycle, up to two cycles before their first byte
+    goes, so that the bytes of waiting TLPs follow each other without a gap (unless beats that cost
+    less than a cycle come in a row: they go one per cycle). The last beat of a TLP whose first beat
+    is taken at cycle t on an idle link, and whose other beats come without a gap, is offered at
 
         t + ceil(wire * cycles_per_byte) + latency
 
-    and no other cycle is added; beat i likewise, with the bytes up to its own end, and at least a cycle after beat
-    i - 1. A read or completion behind a posted TLP is offered in the cycle after that was taken, at the earliest.
+    and no other cycle is added; beat i likewise, with the bytes up to its own end, and at least a
+    cycle after beat i - 1. A read or completion behind a posted TLP is offered in the cycle after
+    that was taken, at the earliest.
 
-    The credits of a TLP whose last beat is taken at cycle p at the far side serve a TLP that is sent from
-    p + max(latency, 1) + 1 on.
+    The credits of a TLP whose last beat is taken at cycle p at the far side serve a TLP that is
+    sent from p + max(latency, 1) + 1 on.
     """
 
     def __init__(self, number, structure):
         self._number, self._structure = number, structure
         stall = Probe(EventKind.STALL, Stall)
-        super().__init__({
-            "i": In(Pcie()),
-            "o": Out(Pcie()),
-            "now": In(NOW_BITS), "latency": In(16), "byte_interval": In(28), "timing": In(PcieTiming),
-            "on_sent": Out(Probe(EventKind.TLP_SENT, TlpSent)),
-            "on_stall_posted": Out(stall), "on_stall_reads": Out(stall), "on_stall_completions": Out(stall),
-            "quiet": Out(1), "due": Out(NOW_BITS),
-        })
+        super().__init__(
+            {
+                "i": In(Pcie()),
+                "o": Out(Pcie()),
+                "now": In(NOW_BITS),
+                "latency": In(16),
+                "byte_interval": In(28),
+                "timing": In(PcieTiming),
+                "on_sent": Out(Probe(EventKind.TLP_SENT, TlpSent)),
+                "on_stall_posted": Out(stall),
+                "on_stall_reads": Out(stall),
+                "on_stall_completions": Out(stall),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -251,24 +123,17 @@ class PcieLink(wiring.Component):
             completion_credits.headers.eq(timing.completion_header_credits),
             completion_credits.data.eq(timing.completion_data_credits),
         ]
-        for port, credit in ((self.i.posted, posted_credits), (self.i.completions, completion_credits)):
+        for port, credit in (
+            (self.i.posted, posted_credits),
+            (self.i.completions, completion_credits),
+        ):
             m.d.comb += credit.need.eq((port.payload.length + port.payload.address[:2] + 15) >> 4)
-        ready_to_start = Signal(3)
-        m.d.comb += ready_to_start.eq(Cat(port.valid & credit.enough for port, credit in zip(i, credits, strict=True)))
-
-        # The class of this cycle: the one whose TLP is on its way, else the next in turn that may start.
-        sending, current, turn, choice = Signal(), Signal(2), Signal(2), Signal(2)
-        goes = Signal()
-        with m.If(sending):
-            m.d.comb += [choice.eq(current), goes.eq(Mux(current[1], i[2].valid, i[0].valid))]
-        with m.Else():
-            m.d.comb += goes.eq(ready_to_start.any())
-            with m.Switch(turn):
-                for start in range(3):
-                    with m.Case(start):
-                        for index in ((start + step) % 3 for step in (2, 1, 0)):
-                            with m.If(ready_to_start[index]):
-                                m.d.comb += choice.eq(index)
+        m.submodules.choice = chooser = TlpChoice()
+        choice = chooser.choice
+        m.d.comb += [
+            chooser.valid.eq(Cat(port.valid for port in i)),
+            chooser.may_start.eq(chooser.valid & Cat(credit.enough for credit in credits)),
+        ]
 
         # Its beat, without the data.
         offset, count, length = Signal(2), Signal(7), Signal(13)
@@ -278,19 +143,31 @@ class PcieLink(wiring.Component):
             for index, (port, credit) in enumerate(zip(i, credits, strict=True)):
                 beat = port.payload
                 with m.Case(index):
-                    m.d.comb += [overhead.eq(overheads[index]), length.eq(beat.length), mark.eq(beat.mark)]
+                    m.d.comb += [
+                        overhead.eq(overheads[index]),
+                        length.eq(beat.length),
+                        mark.eq(beat.mark),
+                    ]
                     if index == TlpClass.READ.value:
                         m.d.comb += [first.eq(1), last.eq(1)]
                     else:
-                        m.d.comb += [offset.eq(beat.address[:2]), count.eq(beat.count), need.eq(credit.need),
-                                     first.eq(beat.first), last.eq(beat.last)]
+                        m.d.comb += [
+                            offset.eq(beat.address[:2]),
+                            count.eq(beat.count),
+                            need.eq(credit.need),
+                            first.eq(beat.first),
+                            last.eq(beat.last),
+                        ]
         payload_wire, beat_wire = Signal(13), Signal(9)
         with m.If(choice != TlpClass.READ.value):
             m.d.comb += payload_wire.eq(Cat(Const(0, 2), (length + offset + 3)[2:]))
         # A read has no payload: its count is 0.
-        m.d.comb += beat_wire.eq(Mux(first, overhead, 0) + Cat(Const(0, 2), (count + offset + 3)[2:]))
+        m.d.comb += beat_wire.eq(
+            Mux(first, overhead, 0) + Cat(Const(0, 2), (count + offset + 3)[2:])
+        )
 
-        # Sent while the link is free; it arrives when its last byte has been sent, plus the latency.
+        # Sent while the link is free; it arrives when its last byte has been sent, plus the
+        # latency.
         m.submodules.meter = meter = RateMeter(BYTE_FRACTION, 37, ahead=2)
         take, arrival = Signal(), Signal(NOW_BITS)
         m.d.comb += [
@@ -298,24 +175,26 @@ class PcieLink(wiring.Component):
             meter.cost.eq(beat_wire * self.byte_interval),
             meter.charge.eq(take),
             arrival.eq(meter.ends + self.latency),
+            chooser.taken.eq(take),
+            chooser.first.eq(first),
+            chooser.last.eq(last),
         ]
-        with m.If(take):
-            m.d.sync += [sending.eq(~last), current.eq(choice)]
-            with m.If(first):
-                m.d.sync += turn.eq(Mux(choice == 2, 0, choice + 1))
 
         # Receive queues; reads and completions remember how many posted TLPs went before them.
         m.submodules.posted = posted = ReceiveQueue(PostedBeat, beats, ordered=False)
-        m.submodules.reads = reads = ReceiveQueue(ReadBeat, self._structure.pcie_reads, ordered=True)
+        m.submodules.reads = reads = ReceiveQueue(
+            ReadBeat, self._structure.pcie_reads, ordered=True
+        )
         m.submodules.completions = completions = ReceiveQueue(CompletionBeat, beats, ordered=True)
         queues, o = [posted, reads, completions], [self.o.posted, self.o.reads, self.o.completions]
-        posted_sent, posted_popped, held_need = Signal(ORDER_BITS), Signal(ORDER_BITS), Signal(UNIT_BITS)
+        posted_sent, posted_popped = Signal(ORDER_BITS), Signal(ORDER_BITS)
+        held_need = Signal(UNIT_BITS)
         room = Signal()
         with m.Switch(choice):
             for index, queue in enumerate(queues):
                 with m.Case(index):
                     m.d.comb += room.eq(queue.i.ready)
-        m.d.comb += take.eq(goes & meter.open & room)
+        m.d.comb += take.eq(chooser.goes & meter.open & room)
         with m.If(take & first):
             m.d.sync += held_need.eq(need)
         for index, (queue, credit) in enumerate(zip(queues, credits, strict=True)):
@@ -338,24 +217,32 @@ class PcieLink(wiring.Component):
             posted_popped.eq(posted_popped + posted.freed),
         ]
 
-        # Credits go back one latency later; all that are freed in a cycle travel together. Never full: each entry
-        # stands for credits of at least one TLP, and the queues hold no more TLPs.
-        bundle = data.StructLayout({"headers": 3, "posted_units": UNIT_BITS, "completion_units": UNIT_BITS})
+        # Credits go back one latency later; all that are freed in a cycle travel together. Never
+        # full: each entry stands for credits of at least one TLP, and the queues hold no more TLPs.
+        bundle = data.StructLayout(
+            {"headers": 3, "posted_units": UNIT_BITS, "completion_units": UNIT_BITS}
+        )
         depth = 1 << (beats + self._structure.pcie_reads - 1).bit_length()
         m.submodules.returns = returns = DelayLine(bundle, depth)
         freed = Cat(queue.freed for queue in queues)
         back = returns.o.payload
         m.d.comb += [
-            returns.now.eq(self.now), returns.latency.eq(self.latency),
+            returns.now.eq(self.now),
+            returns.latency.eq(self.latency),
             returns.i.valid.eq(freed.any()),
             returns.i.payload.headers.eq(freed),
             returns.i.payload.posted_units.eq(Mux(posted.freed, posted.freed_units, 0)),
-            returns.i.payload.completion_units.eq(Mux(completions.freed, completions.freed_units, 0)),
+            returns.i.payload.completion_units.eq(
+                Mux(completions.freed, completions.freed_units, 0)
+            ),
             returns.o.ready.eq(1),
             posted_credits.back_units.eq(back.posted_units),
             completion_credits.back_units.eq(back.completion_units),
         ]
-        m.d.comb += [credit.back.eq(returns.o.valid & back.headers[index]) for index, credit in enumerate(credits)]
+        m.d.comb += [
+            credit.back.eq(returns.o.valid & back.headers[index])
+            for index, credit in enumerate(credits)
+        ]
 
         # Events.
         m.d.comb += [
@@ -370,12 +257,16 @@ class PcieLink(wiring.Component):
         events = [self.on_stall_posted, self.on_stall_reads, self.on_stall_completions]
         for index, (cause, event) in enumerate(zip(causes, events, strict=True)):
             m.submodules[f"stall_{index}"] = stall = StallMeter(cause, self._number)
-            starts = i[index].valid & ~(sending & (current == index))
+            starts = i[index].valid & ~chooser.inside[index]
             m.d.comb += stall.stalled.eq(starts & ~credits[index].enough)
             wiring.connect(m, stall.event, wiring.flipped(event))
 
-        active = Cat(*(port.valid for port in i), *(port.valid for port in o), *(event.valid for event in events),
-                     returns.o.valid)
+        active = Cat(
+            *(port.valid for port in i),
+            *(port.valid for port in o),
+            *(event.valid for event in events),
+            returns.o.valid,
+        )
         m.d.comb += [
             self.quiet.eq(~active.any()),
             self.due.eq(earliest(m, [returns.due, *(queue.due for queue in queues)])),

@@ -33,26 +33,30 @@ class PcieSwitch(wiring.Component):
 
     Timing
     ------
-    Combinational: no cycle is added (the latency of the switch is part of the links down). One beat per cycle, output
-    and class, round robin among inputs by TLP; a TLP keeps its output until its last beat. A blocked TLP blocks those
-    of its class behind it.
+    Combinational: no cycle is added (the latency of the switch is part of the links
+    down). One beat per cycle, output and class, round robin among inputs by TLP; a TLP keeps its
+    output until its last beat. A blocked TLP blocks those of its class behind it.
     """
 
     def __init__(self):
-        super().__init__({"i": In(Pcie()).array(PORTS), "o": Out(Pcie()).array(PORTS), "quiet": Out(1)})
+        super().__init__(
+            {"i": In(Pcie()).array(PORTS), "o": Out(Pcie()).array(PORTS), "quiet": Out(1)}
+        )
 
     def elaborate(self, platform):
         m = Module()
 
         def by_address(beat):
-            return beat.address[BAR_SHIFT:BAR_SHIFT + 2]
+            return beat.address[BAR_SHIFT : BAR_SHIFT + 2]
 
         def by_requester(beat):
             return beat.requester.as_value()
 
-        for name, shape, route, packets in (("posted", PostedBeat, by_address, True),
-                                            ("reads", ReadBeat, by_address, False),
-                                            ("completions", CompletionBeat, by_requester, True)):
+        for name, shape, route, packets in (
+            ("posted", PostedBeat, by_address, True),
+            ("reads", ReadBeat, by_address, False),
+            ("completions", CompletionBeat, by_requester, True),
+        ):
             inputs = [getattr(port, name) for port in self.i]
             arbiters = []
             for output in range(PORTS):
@@ -65,10 +69,17 @@ class PcieSwitch(wiring.Component):
                 with m.Switch(target):
                     for output, arbiter in enumerate(arbiters):
                         with m.Case(output):
-                            m.d.comb += [arbiter.i[index].valid.eq(port.valid), port.ready.eq(arbiter.i[index].ready)]
+                            m.d.comb += [
+                                arbiter.i[index].valid.eq(port.valid),
+                                port.ready.eq(arbiter.i[index].ready),
+                            ]
                 m.d.comb += [arbiter.i[index].payload.eq(port.payload) for arbiter in arbiters]
 
-        offered = Cat(stream.valid for port in self.i for stream in (port.posted, port.reads, port.completions))
+        offered = Cat(
+            stream.valid
+            for port in self.i
+            for stream in (port.posted, port.reads, port.completions)
+        )
         m.d.comb += self.quiet.eq(~offered.any())
         return m
 
@@ -101,22 +112,31 @@ class PcieFabric(wiring.Component):
 
         t + ceil(wire * a) + latency_up(source) + ceil(wire * b) + latency_down(target)
 
-    for its last beat if it has one beat (a, b: cycles per byte of the two links). Of several beats each enters the
+    if it has one beat (a, b: cycles per byte of the two links). Of several beats each enters the
     second link as it leaves the first, so that the slower link alone counts for all beats but one.
     """
 
     def __init__(self, structure):
         self.links = [PcieLink(number, structure) for number in range(2 * PORTS)]
-        super().__init__({
-            "up": In(Pcie()).array(PORTS), "down": Out(Pcie()).array(PORTS),
-            "now": In(NOW_BITS), "timing": In(PcieTiming),
-            "quiet": Out(1), "due": Out(NOW_BITS),
-        })
+        super().__init__(
+            {
+                "up": In(Pcie()).array(PORTS),
+                "down": Out(Pcie()).array(PORTS),
+                "now": In(NOW_BITS),
+                "timing": In(PcieTiming),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.switch = switch = PcieSwitch()
-        sections = {Port.HOST: self.timing.host, Port.GPU: self.timing.gpu, Port.NIC: self.timing.nic}
+        sections = {
+            Port.HOST: self.timing.host,
+            Port.GPU: self.timing.gpu,
+            Port.NIC: self.timing.nic,
+        }
         for port, section in sections.items():
             index, name = port.value, port.name.lower()
             m.submodules[f"{name}_up"] = up = self.links[2 * index]
@@ -127,8 +147,11 @@ class PcieFabric(wiring.Component):
             wiring.connect(m, down.o, wiring.flipped(self.down[index]))
             m.d.comb += [up.latency.eq(section.latency_up), down.latency.eq(section.latency_down)]
             for link in (up, down):
-                m.d.comb += [link.now.eq(self.now), link.timing.eq(self.timing),
-                             link.byte_interval.eq(section.byte_interval)]
+                m.d.comb += [
+                    link.now.eq(self.now),
+                    link.timing.eq(self.timing),
+                    link.byte_interval.eq(section.byte_interval),
+                ]
         m.d.comb += [
             self.quiet.eq(Cat(switch.quiet, *(link.quiet for link in self.links)).all()),
             self.due.eq(earliest(m, [link.due for link in self.links])),

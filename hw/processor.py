@@ -1,10 +1,10 @@
-"""A processor's port into the node: stores and loads of software become memory accesses and TLPs."""
+"""A processor's port into the node: software's stores and loads become memory writes and TLPs."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .formats.tlp import ADDRESS_BITS, BAR_SHIFT, CompletionBeat, Mark, PostedBeat, ReadBeat
+from .formats.tlp import ADDRESS_BITS, BAR_SHIFT, CompletionBeat, PostedBeat, ReadBeat
 
 __all__ = ["Command", "Operation", "Processor", "Response"]
 
@@ -66,8 +66,8 @@ class Processor(wiring.Component):
     Members
     -------
     commands : In(stream of `Command`)
-        A store may have any address. A load must not cross a 64-byte line, nor name the processor's own memory (software
-        reads that without a command); the issuer checks both.
+        A store may have any address. A load must not cross a 64-byte line, nor name the processor's
+        own memory (software reads that without a command); the issuer checks both.
     completions : In(stream of `CompletionBeat`)
         Answers to `reads`; of one beat each, since a load lies within one line.
     stores : Out(stream of `PostedBeat`)
@@ -80,22 +80,24 @@ class Processor(wiring.Component):
 
     Timing
     ------
-    Combinational from `commands` to the outputs and from `completions` to `response`. One command per cycle; a store
-    that crosses a line takes two. A command that is not taken blocks those behind it. Loads use 64 tags in turn; a load
-    whose tag is still out waits.
+    Combinational from `commands` to the outputs and from `completions` to `response`.
+    One command per cycle; a store that crosses a line takes two. A command that is not taken blocks
+    those behind it. Loads use 64 tags in turn; a load whose tag is still out waits.
     """
 
     def __init__(self, port):
         self._port = port
-        super().__init__({
-            "commands": In(stream.Signature(Command)),
-            "completions": In(stream.Signature(CompletionBeat)),
-            "stores": Out(stream.Signature(PostedBeat)),
-            "posted": Out(stream.Signature(PostedBeat)),
-            "reads": Out(stream.Signature(ReadBeat)),
-            "response": Out(Response()),
-            "quiet": Out(1),
-        })
+        super().__init__(
+            {
+                "commands": In(stream.Signature(Command)),
+                "completions": In(stream.Signature(CompletionBeat)),
+                "stores": Out(stream.Signature(PostedBeat)),
+                "posted": Out(stream.Signature(PostedBeat)),
+                "reads": Out(stream.Signature(ReadBeat)),
+                "response": Out(Response()),
+                "quiet": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -110,7 +112,7 @@ class Processor(wiring.Component):
             in_line.eq(64 - lane),
             crosses.eq(command.length > in_line),
             new_tlp.eq(crosses & command.address[6:12].all()),
-            next_line.eq(Cat(Const(0, 6), (command.address[6:] + 1)[:ADDRESS_BITS - 6])),
+            next_line.eq(Cat(Const(0, 6), (command.address[6:] + 1)[: ADDRESS_BITS - 6])),
         ]
         right = Signal(6)
         m.d.comb += right.eq(-lane)
@@ -120,7 +122,9 @@ class Processor(wiring.Component):
             m.d.comb += [
                 beat.data.eq(line),
                 beat.address.eq(Mux(second, next_line, command.address)),
-                beat.count.eq(Mux(second, command.length - in_line, Mux(crosses, in_line, command.length))),
+                beat.count.eq(
+                    Mux(second, command.length - in_line, Mux(crosses, in_line, command.length))
+                ),
                 beat.length.eq(Mux(new_tlp, beat.count, command.length)),
                 beat.first.eq(~second | new_tlp),
                 beat.last.eq(second | ~crosses | new_tlp),
@@ -137,18 +141,21 @@ class Processor(wiring.Component):
             self.reads.payload.requester.eq(self._port),
             self.reads.payload.tag.eq(tag),
             self.reads.payload.mark.eq(0),
-            remember.addr.eq(tag), remember.data.eq(command.token),
+            remember.addr.eq(tag),
+            remember.data.eq(command.token),
             remember.en.eq(self.reads.valid & self.reads.ready),
         ]
 
         # A command goes to one of the three.
         own, store = Signal(), Signal()
         m.d.comb += [
-            own.eq(command.address[BAR_SHIFT:BAR_SHIFT + 2] == self._port.value),
+            own.eq(command.address[BAR_SHIFT : BAR_SHIFT + 2] == self._port.value),
             store.eq(self.commands.valid & (command.op == Operation.STORE)),
             self.stores.valid.eq(store & own),
             self.posted.valid.eq(store & ~own),
-            self.reads.valid.eq(self.commands.valid & (command.op == Operation.LOAD) & ~used.bit_select(tag, 1)),
+            self.reads.valid.eq(
+                self.commands.valid & (command.op == Operation.LOAD) & ~used.bit_select(tag, 1)
+            ),
         ]
         sent = Signal()
         m.d.comb += sent.eq(Mux(own, self.stores.ready, self.posted.ready))

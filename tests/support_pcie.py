@@ -1,4 +1,4 @@
-"""Drives and records the streams of a block under test in Amaranth's simulator, one loop for all of them."""
+"""Drives and records the streams of a block in Amaranth's simulator, one loop for all."""
 
 import random
 
@@ -20,7 +20,7 @@ def values(const):
 
 
 class Source:
-    """Offers `items` (dicts) in order; `gap` is the chance of not offering in a cycle, `start` the first cycle."""
+    """Offers `items` (dicts) in order from cycle `start`; `gap` is the chance of not offering."""
 
     def __init__(self, port, items, *, gap=0.0, start=0, seed=0):
         self.port, self.items, self.gap, self.start = port, list(items), gap, start
@@ -31,7 +31,11 @@ class Source:
 
     def drive(self, ctx, now):
         index = len(self.taken)
-        if index < len(self.items) and now >= self.start and (self.offering or self.random.random() >= self.gap):
+        if (
+            index < len(self.items)
+            and now >= self.start
+            and (self.offering or self.random.random() >= self.gap)
+        ):
             if not self.offering:
                 ctx.set(self.port.payload, self.items[index])
             self.offering = True
@@ -48,7 +52,7 @@ class Source:
 
 
 class Sink:
-    """Takes what is offered; `stall` is the chance of not being ready, `until` the first cycle at which it may be.
+    """Takes what is offered from cycle `until` on; `stall` is the chance of not being ready.
 
     Also checks that an item, once offered, stays as it is until it is taken.
     """
@@ -95,10 +99,10 @@ class Probes:
 
 
 def run(dut, parts, *, cycles, setup=(), each=None, until=None, start=0):
-    """Steps `dut` for `cycles` cycles or until `until(now)`, with all `parts` driven and sampled in each.
+    """Steps `dut` for `cycles` cycles or until `until(now)`, with all `parts` at work.
 
-    `setup` holds (signal, value) pairs; `each(ctx, now)` is called in each cycle after the inputs were set. `start` is the first
-    cycle number.
+    `setup` holds (signal, value) pairs; `each(ctx, now)` is called in each cycle after the inputs
+    were set. `start` is the first cycle number.
     """
 
     async def bench(ctx):
@@ -129,12 +133,18 @@ def posted_beats(address, payload, *, mark=0, extra=None):
     while at < len(payload):
         lane = (address + at) % 64
         count = min(64 - lane, len(payload) - at)
-        beats.append({
-            "data": int.from_bytes(payload[at:at + count], "little") << 8 * lane,
-            "address": address + at, "count": count, "length": len(payload),
-            "first": at == 0, "last": at + count == len(payload),
-            "mark": {"kind": mark & 15, "qp": mark >> 4 & 0xFFF, "index": mark >> 16}, **(extra or {}),
-        })
+        beats.append(
+            {
+                "data": int.from_bytes(payload[at : at + count], "little") << 8 * lane,
+                "address": address + at,
+                "count": count,
+                "length": len(payload),
+                "first": at == 0,
+                "last": at + count == len(payload),
+                "mark": {"kind": mark & 15, "qp": mark >> 4 & 0xFFF, "index": mark >> 16},
+                **(extra or {}),
+            }
+        )
         at += count
     return beats
 
@@ -143,8 +153,18 @@ def pcie_timing(**changes):
     """Values of `PcieTiming`."""
     link = {"latency_up": 10, "latency_down": 20, "byte_interval": 1 << 20}
     return {
-        "gpu": link, "nic": link, "host": link, "mps_log2": 8, "mrrs_log2": 9,
-        "mwr_overhead": 24, "mrd_overhead": 24, "cpld_overhead": 20,
-        "posted_header_credits": 32, "posted_data_credits": 128, "read_header_credits": 16,
-        "completion_header_credits": 32, "completion_data_credits": 128, **changes,
+        "gpu": link,
+        "nic": link,
+        "host": link,
+        "mps_log2": 8,
+        "mrrs_log2": 9,
+        "mwr_overhead": 24,
+        "mrd_overhead": 24,
+        "cpld_overhead": 20,
+        "posted_header_credits": 32,
+        "posted_data_credits": 128,
+        "read_header_credits": 16,
+        "completion_header_credits": 32,
+        "completion_data_credits": 128,
+        **changes,
     }

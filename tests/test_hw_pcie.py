@@ -6,11 +6,12 @@ from math import ceil, floor
 
 import pytest
 from amaranth.sim import Simulator
+from support_pcie import Probes, Sink, Source, pcie_timing, posted_beats, run
+
 from hw.config import BYTE_FRACTION, Structure, byte_interval
 from hw.formats.tlp import Port
 from hw.pcie import PcieLink
 from hw.pcie_switch import PcieFabric
-from support_pcie import Probes, Sink, Source, pcie_timing, posted_beats, run
 
 SMALL = Structure(pcie_beats=128, pcie_reads=16)
 GPU, NIC, HOST = (port.value << 44 for port in (Port.GPU, Port.NIC, Port.HOST))
@@ -35,49 +36,96 @@ def arrivals(beats, start, interval, latency):
 
 
 def read(address, length, tag=0, requester=Port.GPU):
-    return {"address": address, "length": length, "requester": requester, "tag": tag,
-            "mark": {"kind": 0, "qp": 0, "index": 0}}
+    return {
+        "address": address,
+        "length": length,
+        "requester": requester,
+        "tag": tag,
+        "mark": {"kind": 0, "qp": 0, "index": 0},
+    }
 
 
 def completion_beats(address, payload, *, tag=0, requester=Port.GPU, final=1):
-    beats = posted_beats(address, payload, extra={"requester": requester, "tag": tag, "final": final})
+    beats = posted_beats(
+        address, payload, extra={"requester": requester, "tag": tag, "final": final}
+    )
     return [{**beat, "address": beat["address"] & 0xFFF} for beat in beats]
 
 
 class Link:
     """A link with sources and sinks on all three classes."""
 
-    def __init__(self, *, posted=(), reads=(), completions=(), gap=0.0, stall=0.0, until=(0, 0, 0),
-                 latency=10, interval=1 << 20, seed=0, **timing):
+    def __init__(
+        self,
+        *,
+        posted=(),
+        reads=(),
+        completions=(),
+        gap=0.0,
+        stall=0.0,
+        until=(0, 0, 0),
+        latency=10,
+        interval=1 << 20,
+        seed=0,
+        **timing,
+    ):
         self.dut = PcieLink(5, SMALL)
         i, o = self.dut.i, self.dut.o
-        self.sources = [Source(port, items, gap=gap, seed=seed + n)
-                        for n, (port, items) in enumerate(zip((i.posted, i.reads, i.completions),
-                                                              (posted, reads, completions), strict=True))]
-        self.sinks = [Sink(port, stall=stall, until=first, seed=seed + 10 + n)
-                      for n, (port, first) in enumerate(zip((o.posted, o.reads, o.completions), until, strict=True))]
+        self.sources = [
+            Source(port, items, gap=gap, seed=seed + n)
+            for n, (port, items) in enumerate(
+                zip((i.posted, i.reads, i.completions), (posted, reads, completions), strict=True)
+            )
+        ]
+        self.sinks = [
+            Sink(port, stall=stall, until=first, seed=seed + 10 + n)
+            for n, (port, first) in enumerate(
+                zip((o.posted, o.reads, o.completions), until, strict=True)
+            )
+        ]
         self.sent = Probes(self.dut.on_sent)
-        self.stalls = [Probes(getattr(self.dut, f"on_stall_{name}")) for name in ("posted", "reads", "completions")]
+        self.stalls = [
+            Probes(getattr(self.dut, f"on_stall_{name}"))
+            for name in ("posted", "reads", "completions")
+        ]
         self.parts = [*self.sources, *self.sinks, self.sent, *self.stalls]
-        self.setup = [(self.dut.latency, latency), (self.dut.byte_interval, interval),
-                      (self.dut.timing, pcie_timing(**timing))]
+        self.setup = [
+            (self.dut.latency, latency),
+            (self.dut.byte_interval, interval),
+            (self.dut.timing, pcie_timing(**timing)),
+        ]
 
     def run(self, cycles, *, each=None, full=False, start=0):
         def finished(now):
             return all(source.done for source in self.sources) and all(
-                len(sink.got) == len(source.items) for sink, source in zip(self.sinks, self.sources, strict=True))
-        run(self.dut, self.parts, cycles=cycles, setup=self.setup, each=each, until=None if full else finished,
-            start=start)
+                len(sink.got) == len(source.items)
+                for sink, source in zip(self.sinks, self.sources, strict=True)
+            )
+
+        run(
+            self.dut,
+            self.parts,
+            cycles=cycles,
+            setup=self.setup,
+            each=each,
+            until=None if full else finished,
+            start=start,
+        )
         return self
 
 
-@pytest.mark.parametrize(("address", "length"), [(0, 1), (3, 2), (0, 8), (62, 4), (0, 64), (17, 239), (1, 512)])
+@pytest.mark.parametrize(
+    ("address", "length"), [(0, 1), (3, 2), (0, 8), (62, 4), (0, 64), (17, 239), (1, 512)]
+)
 @pytest.mark.parametrize(("latency", "gbps"), [(0, 512), (1, 200), (37, 400), (100, 55)])
 def test_write_arrives_by_the_closed_form(address, length, latency, gbps):
     interval = byte_interval(gbps)
     start = 5
-    link = Link(posted=posted_beats(NIC + address, (bytes(range(256)) * 2)[:length]), latency=latency,
-                interval=interval)
+    link = Link(
+        posted=posted_beats(NIC + address, (bytes(range(256)) * 2)[:length]),
+        latency=latency,
+        interval=interval,
+    )
     link.sources[0].start = start
     link.run(1200)
     expected = arrivals(link.sources[0].items, start, interval, latency)
@@ -85,7 +133,7 @@ def test_write_arrives_by_the_closed_form(address, length, latency, gbps):
     wire = 24 + covered(address, length)
     if len(expected) == 1 or (length >= 128 and gbps < 400 and expected[-1] > expected[-2] + 1):
         assert expected[-1] == start + ceil(wire * Fraction(interval, 1 << BYTE_FRACTION)) + latency
-    (cycle, event), = link.sent.got
+    ((cycle, event),) = link.sent.got
     assert cycle == start
     assert event == {"link": 5, "tlp": POSTED_NUMBER, "payload": length, "wire": wire, "mark": 0}
 
@@ -93,7 +141,13 @@ def test_write_arrives_by_the_closed_form(address, length, latency, gbps):
 def test_read_costs_its_header():
     link = Link(reads=[read(NIC, 512)], interval=byte_interval(200)).run(200)
     assert link.sinks[1].offered == [ceil(Fraction(24 * 8, 200)) + 10]
-    assert link.sent.got[0][1] == {"link": 5, "tlp": READ_NUMBER, "payload": 512, "wire": 24, "mark": 0}
+    assert link.sent.got[0][1] == {
+        "link": 5,
+        "tlp": READ_NUMBER,
+        "payload": 512,
+        "wire": 24,
+        "mark": 0,
+    }
 
 
 @pytest.mark.parametrize(("size", "tlps"), [(8, 1), (64, 1), (256, 1), (1024, 4), (4096, 16)])
@@ -114,7 +168,7 @@ def test_wire_bytes_of_a_payload(size, tlps):
 
 @pytest.mark.parametrize("gbps", [100, 256, 333])
 def test_rate_is_exact_over_many_tlps(gbps):
-    """The last of many back-to-back writes of random sizes arrives when the sum of all bytes has been sent."""
+    """The last of many writes of random sizes arrives when the sum of all bytes has been sent."""
     rng = random.Random(gbps)
     interval = byte_interval(gbps)
     posted, wire = [], 0
@@ -122,7 +176,9 @@ def test_rate_is_exact_over_many_tlps(gbps):
         address, length = rng.randrange(64), rng.randrange(100, 256)
         posted += posted_beats(NIC + address, bytes(length))
         wire += 24 + covered(address, length)
-    link = Link(posted=posted, interval=interval, posted_header_credits=4095, posted_data_credits=16383)
+    link = Link(
+        posted=posted, interval=interval, posted_header_credits=4095, posted_data_credits=16383
+    )
     link.run(3000)
     exact = wire * Fraction(interval, 1 << BYTE_FRACTION) + 10
     assert 0 <= link.sinks[0].offered[-1] - ceil(exact) <= 1
@@ -132,11 +188,24 @@ def test_bytes_and_order_survive_random_traffic():
     rng = random.Random(3)
     posted, reads, completions = [], [], []
     for tag in range(25):
-        posted += posted_beats(NIC + rng.randrange(4096), rng.randbytes(rng.randrange(1, 257)), mark=16 * tag)
-        completions += completion_beats(rng.randrange(2048), rng.randbytes(rng.randrange(1, 257)), tag=tag)
+        posted += posted_beats(
+            NIC + rng.randrange(4096), rng.randbytes(rng.randrange(1, 257)), mark=16 * tag
+        )
+        completions += completion_beats(
+            rng.randrange(2048), rng.randbytes(rng.randrange(1, 257)), tag=tag
+        )
         reads.append(read(GPU + rng.randrange(1 << 30), rng.randrange(1, 4097), tag))
-    link = Link(posted=posted, reads=reads, completions=completions, gap=0.3, stall=0.4, interval=1 << 18,
-                posted_header_credits=3, posted_data_credits=40, read_header_credits=2)
+    link = Link(
+        posted=posted,
+        reads=reads,
+        completions=completions,
+        gap=0.3,
+        stall=0.4,
+        interval=1 << 18,
+        posted_header_credits=3,
+        posted_data_credits=40,
+        read_header_credits=2,
+    )
     link.run(4000)
     for source, sink in zip(link.sources, link.sinks, strict=True):
         assert len(sink.got) == len(source.items) > 0
@@ -156,13 +225,20 @@ def test_tlps_are_not_interleaved():
 
 
 def test_read_does_not_pass_earlier_write():
-    """The write waits at the far side: the read behind it waits too, a write behind the read does not."""
+    """A write waits at the far side: the read behind it waits too, a write behind does not."""
     posted = posted_beats(NIC, bytes(64)) + posted_beats(NIC + 64, bytes(64))
-    link = Link(posted=posted, reads=[read(NIC, 4)], completions=completion_beats(0, bytes(4)), until=(100, 0, 0))
+    link = Link(
+        posted=posted,
+        reads=[read(NIC, 4)],
+        completions=completion_beats(0, bytes(4)),
+        until=(100, 0, 0),
+    )
     link.sources[1].start = link.sources[2].start = 1
     link.run(300)
     assert link.sources[1].taken[0] > link.sources[0].taken[0]
-    last_before = link.sinks[0].got[0 if link.sources[1].taken[0] < link.sources[0].taken[1] else 1][0]
+    last_before = link.sinks[0].got[
+        0 if link.sources[1].taken[0] < link.sources[0].taken[1] else 1
+    ][0]
     assert link.sinks[1].offered == [last_before + 1]
     assert link.sinks[2].offered[0] > link.sinks[0].got[0][0]
 
@@ -172,8 +248,15 @@ def test_posted_passes_blocked_reads_and_completions():
     reads = [read(NIC, 4, tag) for tag in range(8)]
     completions = [beat for _ in range(8) for beat in completion_beats(0, bytes(16))]
     posted = [beat for n in range(6) for beat in posted_beats(NIC + 256 * n, bytes(200))]
-    link = Link(posted=posted, reads=reads, completions=completions, until=(0, 2000, 2000), interval=1 << 18,
-                read_header_credits=2, completion_header_credits=3)
+    link = Link(
+        posted=posted,
+        reads=reads,
+        completions=completions,
+        until=(0, 2000, 2000),
+        interval=1 << 18,
+        read_header_credits=2,
+        completion_header_credits=3,
+    )
     link.sources[0].start = 100
     link.run(400, full=True)
     assert len(link.sinks[0].got) == len(posted)
@@ -182,27 +265,39 @@ def test_posted_passes_blocked_reads_and_completions():
 
 @pytest.mark.parametrize("latency", [0, 1, 25])
 def test_credits_come_back_after_the_latency(latency):
-    """With credits for one TLP the next starts max(latency, 1) + 1 cycles after the last beat was taken."""
+    """With credits for one TLP the next starts max(latency, 1) + 1 cycles after the pop."""
     posted = posted_beats(NIC, bytes(128)) + posted_beats(NIC, bytes(128))
     link = Link(posted=posted, latency=latency, interval=1 << 18, posted_data_credits=8 + 7)
     link.run(300)
     assert link.sources[0].taken[2] == link.sinks[0].got[1][0] + max(latency, 1) + 1
-    (cycle, event), = link.stalls[0].got
+    ((cycle, event),) = link.stalls[0].got
     assert event["where"] == 5
     assert cycle == link.sources[0].taken[2]
     assert event["cycles"] == link.sources[0].taken[2] - link.sources[0].taken[1] - 1
 
 
-@pytest.mark.parametrize(("kind", "name", "credits", "fit"), [
-    (0, "posted_header_credits", 3, 3), (0, "posted_data_credits", 35, 3),
-    (1, "read_header_credits", 5, 5), (2, "completion_header_credits", 2, 2), (2, "completion_data_credits", 20, 2),
-])
+@pytest.mark.parametrize(
+    ("kind", "name", "credits", "fit"),
+    [
+        (0, "posted_header_credits", 3, 3),
+        (0, "posted_data_credits", 35, 3),
+        (1, "read_header_credits", 5, 5),
+        (2, "completion_header_credits", 2, 2),
+        (2, "completion_data_credits", 20, 2),
+    ],
+)
 def test_credits_bound_what_is_sent(kind, name, credits, fit):
     """TLPs of 130 bytes in the middle of a dword cover 132 bytes: 9 units each."""
     for rounds in (1, 2):
-        items = {"posted": [beat for _ in range(2 * fit + 3) for beat in posted_beats(NIC + 1, bytes(130))],
-                 "reads": [read(NIC, 4) for _ in range(2 * fit + 3)],
-                 "completions": [beat for _ in range(2 * fit + 3) for beat in completion_beats(1, bytes(130))]}
+        items = {
+            "posted": [
+                beat for _ in range(2 * fit + 3) for beat in posted_beats(NIC + 1, bytes(130))
+            ],
+            "reads": [read(NIC, 4) for _ in range(2 * fit + 3)],
+            "completions": [
+                beat for _ in range(2 * fit + 3) for beat in completion_beats(1, bytes(130))
+            ],
+        }
         chosen = list(items)[kind]
         until = [0, 0, 0]
         until[kind] = 150
@@ -211,25 +306,45 @@ def test_credits_bound_what_is_sent(kind, name, credits, fit):
         link.run(cycles, full=True)
         per_tlp = 1 if kind == 1 else 3
         # All credits are back in the end: everything was sent, and as many again would fit.
-        assert len(link.sources[kind].taken) == (fit * per_tlp if rounds == 1 else len(items[chosen]))
+        assert len(link.sources[kind].taken) == (
+            fit * per_tlp if rounds == 1 else len(items[chosen])
+        )
 
 
 def test_long_latency_takes_a_beat_per_cycle():
     """100 beats are on the way at once."""
     posted = [beat for n in range(50) for beat in posted_beats(NIC, bytes(104))]
-    link = Link(posted=posted, latency=900, interval=byte_interval(512), posted_header_credits=4095,
-                posted_data_credits=16383).run(1200)
+    link = Link(
+        posted=posted,
+        latency=900,
+        interval=byte_interval(512),
+        posted_header_credits=4095,
+        posted_data_credits=16383,
+    ).run(1200)
     assert link.sources[0].taken == list(range(100))
-    assert [cycle for cycle, _ in link.sinks[0].got] == list(range(901, 1001)) or \
-        link.sinks[0].got[-1][0] - link.sinks[0].got[0][0] <= 101
+    assert [cycle for cycle, _ in link.sinks[0].got] == list(range(901, 1001)) or link.sinks[0].got[
+        -1
+    ][0] - link.sinks[0].got[0][0] <= 101
 
 
 def test_quiet_means_nothing_before_due():
-    """Whenever the link is quiet, it offers nothing and starts nothing before `due`; and it is quiet in the end."""
+    """While the link is quiet it offers nothing before `due`; and it is quiet in the end."""
     rng = random.Random(9)
-    posted = [beat for _ in range(12) for beat in posted_beats(NIC + rng.randrange(64), rng.randbytes(rng.randrange(1, 200)))]
+    posted = [
+        beat
+        for _ in range(12)
+        for beat in posted_beats(NIC + rng.randrange(64), rng.randbytes(rng.randrange(1, 200)))
+    ]
     reads = [read(NIC, 4, tag) for tag in range(12)]
-    link = Link(posted=posted, reads=reads, gap=0.95, stall=0.3, latency=40, interval=1 << 19, posted_header_credits=2)
+    link = Link(
+        posted=posted,
+        reads=reads,
+        gap=0.95,
+        stall=0.3,
+        latency=40,
+        interval=1 << 19,
+        posted_header_credits=2,
+    )
     promise, quiets, last = 0, 0, None
 
     def each(ctx, now):
@@ -256,8 +371,12 @@ def test_skipped_time_cannot_be_told():
     """Jumping from a quiet cycle to `due` gives the same outcome as stepping there."""
     outcome = []
     for jump in (False, True):
-        link = Link(posted=posted_beats(NIC, bytes(200)) + posted_beats(NIC, bytes(90)),
-                    reads=[read(NIC, 8)], latency=133, posted_header_credits=1)
+        link = Link(
+            posted=posted_beats(NIC, bytes(200)) + posted_beats(NIC, bytes(90)),
+            reads=[read(NIC, 8)],
+            latency=133,
+            posted_header_credits=1,
+        )
         dut, parts = link.dut, link.parts
         steps = 0
 
@@ -283,7 +402,9 @@ def test_skipped_time_cannot_be_told():
         sim.add_clock(1e-9)
         sim.add_testbench(bench)
         sim.run()
-        outcome.append(([sink.got for sink in link.sinks], link.sent.got, [stall.got for stall in link.stalls]))
+        outcome.append(
+            ([sink.got for sink in link.sinks], link.sent.got, [stall.got for stall in link.stalls])
+        )
         if jump:
             assert steps < 1000
     assert outcome[0] == outcome[1]
@@ -291,17 +412,27 @@ def test_skipped_time_cannot_be_told():
 
 
 def fabric_run(sources, cycles, *, each=None, stall=0.0, **timing):
-    """Runs a fabric; `sources` maps (port, class) to items. Returns sources, sinks and events by the same keys."""
+    """Runs a fabric; `sources` maps (port, class) to items. Returns dut, sources, sinks, events."""
     dut = PcieFabric(SMALL)
     classes = ("posted", "reads", "completions")
-    feeding = {key: Source(getattr(dut.up[key[0].value], key[1]), items) for key, items in sources.items()}
-    sinks = {(port, name): Sink(getattr(dut.down[port.value], name), stall=stall, seed=port.value)
-             for port in Port for name in classes}
+    feeding = {
+        key: Source(getattr(dut.up[key[0].value], key[1]), items) for key, items in sources.items()
+    }
+    sinks = {
+        (port, name): Sink(getattr(dut.down[port.value], name), stall=stall, seed=port.value)
+        for port in Port
+        for name in classes
+    }
     sent = {number: Probes(link.on_sent) for number, link in enumerate(dut.links)}
     count = sum(len(source.items) for source in feeding.values())
-    run(dut, [*feeding.values(), *sinks.values(), *sent.values()], cycles=cycles, each=each,
+    run(
+        dut,
+        [*feeding.values(), *sinks.values(), *sent.values()],
+        cycles=cycles,
+        each=each,
         setup=[(dut.timing, pcie_timing(**timing))],
-        until=lambda _: sum(len(sink.got) for sink in sinks.values()) == count)
+        until=lambda _: sum(len(sink.got) for sink in sinks.values()) == count,
+    )
     return dut, feeding, sinks, sent
 
 
@@ -315,8 +446,14 @@ def test_fabric_routes_by_address_and_requester():
     }
     _, _, sinks, sent = fabric_run(sources, 300)
     got = {key: [item for _, item in sink.got] for key, sink in sinks.items() if sink.got}
-    assert set(got) == {(Port.NIC, "posted"), (Port.GPU, "reads"), (Port.HOST, "reads"), (Port.NIC, "completions"),
-                        (Port.GPU, "completions"), (Port.HOST, "posted")}
+    assert set(got) == {
+        (Port.NIC, "posted"),
+        (Port.GPU, "reads"),
+        (Port.HOST, "reads"),
+        (Port.NIC, "completions"),
+        (Port.GPU, "completions"),
+        (Port.HOST, "posted"),
+    }
     assert got[Port.NIC, "posted"][0]["address"] == NIC + 8
     assert got[Port.NIC, "completions"][0]["tag"] == 7
     assert got[Port.GPU, "completions"][0]["tag"] == 9
@@ -328,9 +465,13 @@ def test_fabric_routes_by_address_and_requester():
 def test_fabric_crossing_by_the_closed_form(length):
     """A doorbell write GPU to NIC on an idle fabric; the two links have different rates."""
     fast, slow = byte_interval(400), byte_interval(100)
-    timing = {"gpu": {"latency_up": 120, "latency_down": 150, "byte_interval": fast},
-              "nic": {"latency_up": 60, "latency_down": 95, "byte_interval": slow}}
-    _, _, sinks, _ = fabric_run({(Port.GPU, "posted"): posted_beats(NIC, bytes(length))}, 400, **timing)
+    timing = {
+        "gpu": {"latency_up": 120, "latency_down": 150, "byte_interval": fast},
+        "nic": {"latency_up": 60, "latency_down": 95, "byte_interval": slow},
+    }
+    _, _, sinks, _ = fabric_run(
+        {(Port.GPU, "posted"): posted_beats(NIC, bytes(length))}, 400, **timing
+    )
     wire, one = 24 + length, 1 << BYTE_FRACTION
     expected = ceil(Fraction(wire * fast, one)) + 120 + ceil(Fraction(wire * slow, one)) + 95
     assert sinks[Port.NIC, "posted"].offered == [expected]
@@ -339,8 +480,12 @@ def test_fabric_crossing_by_the_closed_form(length):
 def test_fabric_keeps_tlps_whole_and_is_fair():
     """Two devices write to a third at once: TLPs alternate and are not mixed."""
     sources = {
-        (Port.GPU, "posted"): [beat for n in range(12) for beat in posted_beats(NIC + 512 * n, bytes([1]) * 200)],
-        (Port.HOST, "posted"): [beat for n in range(12) for beat in posted_beats(NIC + 512 * n, bytes([2]) * 200)],
+        (Port.GPU, "posted"): [
+            beat for n in range(12) for beat in posted_beats(NIC + 512 * n, bytes([1]) * 200)
+        ],
+        (Port.HOST, "posted"): [
+            beat for n in range(12) for beat in posted_beats(NIC + 512 * n, bytes([2]) * 200)
+        ],
     }
     _, _, sinks, _ = fabric_run(sources, 1500, stall=0.1)
     owners, inside = [], False
@@ -368,5 +513,6 @@ def test_fabric_is_quiet_between_arrivals():
     sink = Sink(dut.down[Port.NIC.value].posted)
     run(dut, [source, sink], cycles=120, each=each, setup=[(dut.timing, pcie_timing())])
     assert len(sink.got) == 1
-    # Not quiet: the cycle it is sent in, the crossing of the switch, the cycle it is taken in, and two credit returns.
+    # Not quiet: the cycle it is sent in, the crossing of the switch, the cycle it is taken in, and
+    # two credit returns.
     assert quiet_cycles == 120 - 5

@@ -3,16 +3,22 @@
 import random
 
 import pytest
+from support_pcie import Sink, Source, run
+
 from hw.formats.tlp import Port
 from hw.processor import Operation, Processor
-from support_pcie import Sink, Source, run
 
 HOST, GPU, NIC = (port.value << 44 for port in (Port.HOST, Port.GPU, Port.NIC))
 
 
 def store(address, payload, mark=0):
-    return {"op": Operation.STORE, "address": address, "length": len(payload), "token": mark,
-            "data": int.from_bytes(payload, "little")}
+    return {
+        "op": Operation.STORE,
+        "address": address,
+        "length": len(payload),
+        "token": mark,
+        "data": int.from_bytes(payload, "little"),
+    }
 
 
 def load(address, length, token):
@@ -20,7 +26,7 @@ def load(address, length, token):
 
 
 class Far:
-    """Answers reads: after `delay` cycles, in random order, with the bytes address, address + 1 ..."""
+    """Answers reads after `delay` cycles, in random order, with bytes address, address + 1 ..."""
 
     def __init__(self, dut, delay=5, seed=0):
         self.dut, self.delay, self.random = dut, delay, random.Random(seed)
@@ -37,11 +43,21 @@ class Far:
             _, item = entry
             lane = item["address"] % 64
             payload = bytes((item["address"] + n) & 0xFF for n in range(item["length"]))
-            ctx.set(self.dut.completions.payload, {
-                "data": int.from_bytes(payload, "little") << 8 * lane, "address": item["address"] & 0xFFF,
-                "count": item["length"], "length": item["length"], "first": 1, "last": 1, "final": 1,
-                "requester": Port(item["requester"]), "tag": item["tag"], "mark": {"kind": 0, "qp": 0, "index": 0},
-            })
+            ctx.set(
+                self.dut.completions.payload,
+                {
+                    "data": int.from_bytes(payload, "little") << 8 * lane,
+                    "address": item["address"] & 0xFFF,
+                    "count": item["length"],
+                    "length": item["length"],
+                    "first": 1,
+                    "last": 1,
+                    "final": 1,
+                    "requester": Port(item["requester"]),
+                    "tag": item["tag"],
+                    "mark": {"kind": 0, "qp": 0, "index": 0},
+                },
+            )
 
     def sample(self, ctx, now):
         before = len(self.sink.got)
@@ -51,7 +67,9 @@ class Far:
             self.waiting.append((cycle + self.delay, item))
             self.tags.append(item["tag"])
         if ctx.get(self.dut.response.valid):
-            self.answered.append((ctx.get(self.dut.response.token), ctx.get(self.dut.response.data)))
+            self.answered.append(
+                (ctx.get(self.dut.response.token), ctx.get(self.dut.response.data))
+            )
 
 
 class Bench:
@@ -83,7 +101,9 @@ def check_store(beats, command):
             assert left == 0
             left = beat["length"]
             assert at // 4096 == (at + left - 1) // 4096
-        payload += (beat["data"] >> 8 * lane & (1 << 8 * beat["count"]) - 1).to_bytes(beat["count"], "little")
+        payload += (beat["data"] >> 8 * lane & (1 << 8 * beat["count"]) - 1).to_bytes(
+            beat["count"], "little"
+        )
         left -= beat["count"]
         assert beat["last"] == (left == 0)
         assert beat["mark"] == command["token"] & (1 << 40) - 1
@@ -93,9 +113,14 @@ def check_store(beats, command):
 @pytest.mark.parametrize(("gap", "stall"), [(0, 0), (0.3, 0.5)])
 def test_stores_reach_their_lanes(gap, stall):
     rng = random.Random(1)
-    commands = [store(rng.choice([GPU, NIC, HOST]) + rng.choice([rng.randrange(1 << 32), 4095, 4032, 60]),
-                      rng.randbytes(rng.choice([1, 4, 8, 64, rng.randrange(1, 65)])),
-                      n % 10 | n << 16 | 1 << 60) for n in range(120)]
+    commands = [
+        store(
+            rng.choice([GPU, NIC, HOST]) + rng.choice([rng.randrange(1 << 32), 4095, 4032, 60]),
+            rng.randbytes(rng.choice([1, 4, 8, 64, rng.randrange(1, 65)])),
+            n % 10 | n << 16 | 1 << 60,
+        )
+        for n in range(120)
+    ]
     bench = Bench(commands, gap=gap, stall=stall).run(800)
     own, other = list(bench.stores.got), list(bench.posted.got)
     for command in commands:
@@ -103,9 +128,16 @@ def test_stores_reach_their_lanes(gap, stall):
     assert not own and not other
 
 
-@pytest.mark.parametrize(("address", "length", "tlps", "beats"), [
-    (NIC, 8, 1, 1), (NIC + 60, 8, 1, 2), (NIC + 32, 64, 1, 2), (NIC + 4092, 8, 2, 2), (NIC + 4092, 4, 1, 1),
-])
+@pytest.mark.parametrize(
+    ("address", "length", "tlps", "beats"),
+    [
+        (NIC, 8, 1, 1),
+        (NIC + 60, 8, 1, 2),
+        (NIC + 32, 64, 1, 2),
+        (NIC + 4092, 8, 2, 2),
+        (NIC + 4092, 4, 1, 1),
+    ],
+)
 def test_tlps_of_a_store(address, length, tlps, beats):
     bench = Bench([store(address, bytes(length))]).run(10)
     got = [item for _, item in bench.posted.got]
@@ -116,8 +148,11 @@ def test_tlps_of_a_store(address, length, tlps, beats):
 
 def test_a_command_per_cycle():
     """A store that crosses a line takes two cycles, all others one."""
-    commands = [store(GPU + 64 * n, bytes(64)) for n in range(8)] + [store(NIC + 60, bytes(8))] + [
-        store(NIC, bytes(8)) for _ in range(4)]
+    commands = (
+        [store(GPU + 64 * n, bytes(64)) for n in range(8)]
+        + [store(NIC + 60, bytes(8))]
+        + [store(NIC, bytes(8)) for _ in range(4)]
+    )
     bench = Bench(commands).run(20)
     assert bench.source.taken == [*range(8), 9, 10, 11, 12, 13]
     assert [cycle for cycle, _ in bench.stores.got] == list(range(8))
@@ -128,8 +163,13 @@ def test_loads_answer_with_their_bytes_and_token():
     commands = []
     for n in range(150):
         lane = rng.randrange(64)
-        commands.append(load(rng.choice([HOST, NIC]) + 64 * rng.randrange(1 << 20) + lane,
-                             rng.randrange(1, 65 - lane), n << 40 | n))
+        commands.append(
+            load(
+                rng.choice([HOST, NIC]) + 64 * rng.randrange(1 << 20) + lane,
+                rng.randrange(1, 65 - lane),
+                n << 40 | n,
+            )
+        )
     bench = Bench(commands, delay=100).run(900)
     assert len(bench.far.answered) == 150
     expected = {command["token"]: command for command in commands}
@@ -137,13 +177,14 @@ def test_loads_answer_with_their_bytes_and_token():
         command = expected.pop(token)
         size = command["length"]
         assert (data & (1 << 8 * size) - 1).to_bytes(size, "little") == bytes(
-            command["address"] + n & 0xFF for n in range(size))
+            command["address"] + n & 0xFF for n in range(size)
+        )
     assert bench.far.tags == [n % 64 for n in range(150)]
     assert {item["requester"] for _, item in bench.far.sink.got} == {Port.GPU.value}
 
 
 def test_commands_stay_in_order():
-    """A posted store that is not taken blocks the store to the own memory and the load behind it."""
+    """A posted store that is not taken blocks the own store and the load behind it."""
     bench = Bench([store(NIC, bytes(8)), store(GPU, bytes(8)), load(HOST, 8, 1)], until=30).run(60)
     assert bench.posted.got[0][0] == 30
     assert bench.stores.got[0][0] == 31
@@ -151,8 +192,11 @@ def test_commands_stay_in_order():
 
 
 def test_foreign_commands_are_dropped():
-    commands = [{"op": Operation.CONFIGURE, "address": 0, "length": 64, "token": 0, "data": 0},
-                {"op": Operation.TRACE, "address": 0, "length": 64, "token": 0, "data": 0}, store(HOST, bytes(4))]
+    commands = [
+        {"op": Operation.CONFIGURE, "address": 0, "length": 64, "token": 0, "data": 0},
+        {"op": Operation.TRACE, "address": 0, "length": 64, "token": 0, "data": 0},
+        store(HOST, bytes(4)),
+    ]
     bench = Bench(commands, port=Port.HOST).run(6)
     assert bench.source.taken == [0, 1, 2]
     assert len(bench.stores.got) == 1
@@ -165,6 +209,7 @@ def test_quiet_while_a_load_is_out():
 
     def each(ctx, now):
         quiets.append(ctx.get(bench.dut.quiet))
+
     bench.run(30, each)
     assert bench.far.answered == [(3, 0x0706050403020100)]
     assert [now for now, quiet in enumerate(quiets) if not quiet] == [0, 20]

@@ -1,6 +1,6 @@
 """A rate as a fixed-point cost: the time at which the next item may go."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -52,16 +52,23 @@ class RateMeter(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         fraction = self._fraction
-        busy_until = Signal(NOW_BITS + fraction)
-        start, end = Signal.like(busy_until), Signal.like(busy_until)
+        # Busy until whole + part: two words, each narrow enough for one machine word.
+        whole, part = Signal(NOW_BITS), Signal(fraction)
+        start = Signal(NOW_BITS)
+        begun, spent = Signal(fraction), Signal(max(fraction, self._width) + 1)
+        end = Signal(NOW_BITS)
+        behind = Signal()
         m.d.comb += [
-            self.free_at.eq(busy_until[fraction:]),
-            self.open.eq(self.free_at <= self.now + self._ahead),
+            self.free_at.eq(whole),
+            self.open.eq(whole <= self.now + self._ahead),
             # Busy until some point within this cycle: the next item follows without a gap.
-            start.eq(Mux(self.free_at < self.now, Cat(Const(0, fraction), self.now), busy_until)),
-            end.eq(start + self.cost),
-            self.ends.eq(end[fraction:] + (end[:fraction] != 0)),
+            behind.eq(whole < self.now),
+            start.eq(Mux(behind, self.now, whole)),
+            begun.eq(Mux(behind, 0, part)),
+            spent.eq(begun + self.cost),
+            end.eq(start + spent[fraction:]),
+            self.ends.eq(end + (spent[:fraction] != 0)),
         ]
         with m.If(self.charge):
-            m.d.sync += busy_until.eq(end)
+            m.d.sync += [whole.eq(end), part.eq(spent)]
         return m
