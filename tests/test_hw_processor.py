@@ -1,12 +1,20 @@
 """hw.processor: stores into lanes, routing, order, loads and their answers."""
 
 import random
+from math import ceil
 
 import pytest
-from support_pcie import Sink, Source, run
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+from support_pcie import Sink, Source, pcie_timing, run
 
+from hw.config import PcieTiming, Structure
 from hw.formats.tlp import Port
-from hw.processor import Operation, Processor
+from hw.lib.stream import connect
+from hw.memory import Memory
+from hw.pcie_switch import PcieFabric
+from hw.processor import Command, Operation, Processor, Response
 
 HOST, GPU, NIC = (port.value << 44 for port in (Port.HOST, Port.GPU, Port.NIC))
 
@@ -213,3 +221,65 @@ def test_quiet_while_a_load_is_out():
     bench.run(30, each)
     assert bench.far.answered == [(3, 0x0706050403020100)]
     assert [now for now, quiet in enumerate(quiets) if not quiet] == [0, 20]
+
+
+class Path(wiring.Component):
+    """The GPU's processor, the fabric, and the host's memory."""
+
+    commands: In(stream.Signature(Command))
+    now: In(48)
+    timing: In(PcieTiming)
+    response: Out(Response())
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.processor = processor = Processor(Port.GPU)
+        m.submodules.fabric = fabric = PcieFabric(Structure(pcie_beats=128, pcie_reads=16))
+        m.submodules.memory = host = self.memory = Memory(1)
+        gpu_up, gpu_down = fabric.up[Port.GPU.value], fabric.down[Port.GPU.value]
+        host_up, host_down = fabric.up[Port.HOST.value], fabric.down[Port.HOST.value]
+        connect(m, self.commands, processor.commands)
+        connect(m, processor.posted, gpu_up.posted)
+        connect(m, processor.reads, gpu_up.reads)
+        connect(m, gpu_down.completions, processor.completions)
+        connect(m, host_down.posted, host.posted)
+        connect(m, host_down.reads, host.reads)
+        connect(m, host.completions, host_up.completions)
+        wiring.connect(m, processor.response, wiring.flipped(self.response))
+        line = Signal(512)
+        with m.If(host.fw_en):
+            m.d.sync += line.eq(host.fw_data)
+        answer = Signal(512)
+        with m.If(host.fr_en):
+            m.d.sync += answer.eq(Mux(host.fw_en, host.fw_data, line))
+        m.d.comb += [
+            fabric.now.eq(self.now),
+            fabric.timing.eq(self.timing),
+            host.now.eq(self.now),
+            host.timing.commit.eq(20),
+            host.timing.read.eq(30),
+            host.mps_log2.eq(8),
+            host.fr_data.eq(answer),
+        ]
+        return m
+
+
+def test_load_sees_the_store_before_it_at_the_round_trip():
+    """A store and a load of the same host word, back to back, through all of the path."""
+    dut = Path()
+    payload = bytes.fromhex("0123456789abcdef")
+    source = Source(dut.commands, [store(HOST + 24, payload), load(HOST + 24, 8, 77)])
+    answers = []
+
+    def each(ctx, now):
+        if ctx.get(dut.response.valid):
+            answers.append((now, ctx.get(dut.response.token), ctx.get(dut.response.data)))
+
+    run(dut, [source], cycles=130, each=each, setup=[(dut.timing, pcie_timing())])
+    (arrived, token, data) = answers[0]
+    assert (len(answers), token) == (1, 77)
+    assert (data & (1 << 64) - 1).to_bytes(8, "little") == payload
+    # The links take 1/16 cycle per byte. Up: the read's 24 bytes from 2 on, behind the store's 32;
+    # down: the same, behind a store that came there two cycles earlier; the answer has 28 bytes.
+    at_host = (ceil(2 + 1.5) + 10) + (ceil(1.5) + 20)
+    assert arrived == at_host + 30 + (ceil(1.75) + 10) + (ceil(1.75) + 20)
