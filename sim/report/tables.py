@@ -8,6 +8,8 @@ from ..names import SEGMENTS
 __all__ = ["compare_table", "grid", "header", "report", "segment_table"]
 
 _NONE = "-"
+#: Lines of one list of a hang report that are printed; `result.json` has all.
+_MOST_LINES = 12
 
 
 def grid(rows: Iterable[Iterable[str]], left: int = 1) -> str:
@@ -152,7 +154,9 @@ def _hang(hang: dict[str, Any]) -> list[str]:
         if key == "path":
             continue
         if isinstance(value, list):
-            lines += [f"  {key}:", *(f"    {_flat(entry)}" for entry in value)]
+            shown = value[-_MOST_LINES:]
+            more = f" (last {len(shown)} of {len(value)})" if len(shown) < len(value) else ""
+            lines += [f"  {key}{more}:", *(f"    {_flat(entry)}" for entry in shown)]
         else:
             lines.append(f"  {key}: {_flat(value)}")
     return lines
