@@ -129,14 +129,14 @@ class Bench:
     # The run ------------------------------------------------------------------------------------------------------
 
     async def direct(self):
-        """Groups one after the other; in each, all producers at once."""
+        """Phases one after the other; in each, all producers at once."""
         await self.machine.node(0).until(self._ready_at)
-        for group in self.plan.groups:
+        for phase in self.plan.phases:
             by_thread = defaultdict(list)
-            for number in group.messages:
+            for number in phase.messages:
                 message = self.plan.messages[number]
                 by_thread[message.node, message.peer, message.qp, message.producer].append(message)
-            window = group.workload.window if group.workload else len(group.messages)
+            window = phase.workload.window if phase.workload else len(phase.messages)
             agents = self._gda(by_thread, window) if self.path == "gda_minimal" else self._proxied(by_thread, window)
             for task in [self.machine.spawn(agent.run(), name=name) for name, agent in agents]:
                 await task

@@ -65,7 +65,6 @@ _HEAD = struct.Struct("<QQQQQ216s")
 _REQUEST = struct.Struct("<QQQBBBB64s4x")
 _WAKE = struct.Struct("<QQHHHxx64s")
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
-_ZEROS = [bytes(count) for count in range(LINE)]
 
 
 class EngineError(Exception):
@@ -132,16 +131,16 @@ class Wait:
 
 
 class _Load(Wait):
-    """A load: its value is cut from the line that comes back."""
+    """A load: its value is the first bytes of what comes back."""
 
-    __slots__ = ("_high", "_low")
+    __slots__ = ("_length",)
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self._low, self._high = low, high
+        self._length = length
 
     def _finish(self, value: bytes) -> None:
-        super()._finish(value[self._low : self._high])
+        super()._finish(value[: self._length])
 
 
 class Task(Wait):
@@ -228,7 +227,7 @@ class Node:
             raise ValueError(
                 f"store of {len(data)} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
             )
-        self._command(due, address, mark, PORTS[port], _STORE, len(data), _ZEROS[lane] + data)
+        self._command(due, address, mark, PORTS[port], _STORE, len(data), data)
 
     def load(self, port: str, address: int, length: int, due: int | None = None) -> Wait:
         """Read `length` bytes at `address` by a processor; the wait gives them."""
@@ -237,7 +236,7 @@ class Node:
             raise ValueError(
                 f"load of {length} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
             )
-        wait = _Load(lane, lane + length)
+        wait = _Load(length)
         self._command(due, address, self._machine._expect(wait), PORTS[port], _LOAD, length, b"")
         return wait
 

@@ -5,7 +5,7 @@ sends the low bits of its data as a beat; a beat that arrives is written to the 
 0, logged, and its credit returned.
 """
 
-from amaranth.hdl import ClockSignal, Const, Instance, Module, Mux, Signal
+from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -93,6 +93,8 @@ class StubNode(wiring.Component):
 
         # GPU memory: the processor port alone, one cycle to commit, two to read.
         load, load_token, line = Signal(), Signal(64), Signal(512)
+        # Bytes of a command start at byte 0, those of a memory in the lanes of their address.
+        lane, load_lane = Cat(Const(0, 3), gpu["address"][:6]), Signal(9)
         enable = Signal(64)
         m.d.comb += enable.eq(((Const(1, 65) << gpu["length"]) - 1) << gpu["address"][:6])
         m.submodules.gpu_memory = Instance(
@@ -103,7 +105,7 @@ class StubNode(wiring.Component):
             i_pw_en=gpu["valid"] & (gpu["op"] == 1),
             i_pw_addr=gpu["address"],
             i_pw_be=enable,
-            i_pw_data=gpu["data"],
+            i_pw_data=(gpu["data"] << lane)[:512],
             i_fw_en=Const(0),
             i_fw_addr=Const(0, 64),
             i_fw_be=Const(0, 64),
@@ -114,7 +116,11 @@ class StubNode(wiring.Component):
             i_pr_addr=gpu["address"],
             o_pr_data=line,
         )
-        m.d.sync += [load.eq(gpu["valid"] & (gpu["op"] == 2)), load_token.eq(gpu["token"])]
+        m.d.sync += [
+            load.eq(gpu["valid"] & (gpu["op"] == 2)),
+            load_token.eq(gpu["token"]),
+            load_lane.eq(lane),
+        ]
         m.submodules.response = Instance(
             "sim_response",
             i_clk=ClockSignal(),
@@ -122,7 +128,7 @@ class StubNode(wiring.Component):
             i_port=Const(0, 8),
             i_valid=load,
             i_token=load_token,
-            i_data=line,
+            i_data=line >> load_lane,
         )
 
         # The link: one beat out per configure, one credit back per beat in.
