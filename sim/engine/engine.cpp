@@ -95,6 +95,7 @@ bool Engine::start(u64 cycle_limit, bool idle_skip, bool record) {
     limit = cycle_limit;
     skip = idle_skip;
     recording_ = recording_ || record;
+    if (!recording_) pushes_.clear();
     started = running = true;
     shared->stop = static_cast<u64>(Stop::none);
     models->reset();
@@ -115,7 +116,8 @@ bool Engine::request(const Request& request) {
             if (request.port >= PORTS || request.length > 64) return fail("no such port, or more than 64 bytes");
             mailbox(request.node, request.port).push(request, order_++);
             update_mail(request.node);
-            if (recording_) pushes_.push_back(request);
+            // Before the start nobody has said yet whether the run is recorded.
+            if (recording_ || !started) pushes_.push_back(request);
             return true;
         case WATCH: {
             if (request.port >= MEMORIES) return fail("no such memory");
