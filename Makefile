@@ -3,7 +3,7 @@ PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: sim test lint doctor clean
+.PHONY: sim test lint docs doctor clean
 .SILENT:
 
 sim: $(READY)
@@ -14,6 +14,9 @@ test: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/pyright
+
+docs: $(READY)
+	$(BIN)/python -m sim.docs
 
 doctor: $(READY)
 	$(BIN)/python -m sim.doctor
