@@ -90,11 +90,13 @@ class Realigner(wiring.Component):
         m.d.comb += amount.eq(position - self.i.payload.lane)
         rotated = rotate_left_bytes(m, self.i.payload.data, amount, "rotated")
 
-        # Lanes from `position` up take the new bytes, those below keep the held ones. (A mask, so
-        # that one word operation serves all lanes.)
-        keep = Signal(64)
-        m.d.comb += keep.eq((Const(1, 65) << position) - 1)
-        keep_bits = Cat(*(bit.replicate(8) for bit in keep))
+        # Lanes from `position` up take the new bytes, those below keep the held ones: one shift of a word of ones, so that
+        # a simulator has one operation for all lanes.
+        above, keep_bits = Signal(7), Signal(512)
+        m.d.comb += [
+            above.eq(64 - position),
+            keep_bits.eq(Const((1 << 512) - 1, 512) >> Cat(Const(0, 3), above)),
+        ]
         merged = Signal(512)
         m.d.comb += merged.eq((held & keep_bits) | (rotated & ~keep_bits))
 
