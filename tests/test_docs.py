@@ -1,10 +1,13 @@
-"""Generated docs are those of the code, and links between docs lead somewhere."""
+"""Docs agree with the code: generated pages, the table of blocks, links between pages."""
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+from amaranth.lib.wiring import Flow
 
+from hw.config import Structure
 from hw.formats import mlx5
 from hw.formats.layout import Codec
 from sim import docs
@@ -89,3 +92,56 @@ def test_links_and_paths_of_a_page_lead_somewhere(page):
             assert (page.parent / target).exists(), target
     for target in re.findall(r"`((?:hw|sim|tests|docs|scenarios)/[\w./-]+)`", text):
         assert (ROOT / target).exists(), target
+
+
+#: Arguments of a block's constructor by their name in the table.
+ARGUMENTS = {
+    "structure": Structure(qps=2),
+    "number": 0,
+    "slots": 4,
+    "lines": 128,
+    "tags": 4,
+    "tag_base": 0,
+}
+#: Members that the page explains once for all blocks.
+COMMON = {"now", "timing", "quiet", "due"}
+
+
+def block_rows():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    row = r"^\| (?:\S )?`(\w+)\.(\w+)\(([\w, ]*)\)`[^|]*\| (.*) \| (.*) \|$"
+    return re.findall(row, text, re.M)
+
+
+def names_in(cell):
+    """Members that a cell of the table names, as patterns."""
+    cell = re.sub(r"\([^)]*`[^)]*\)", "", cell)
+    return {name.replace("*", r"\w+") for name in re.findall(r"`([\w*]+)[`:]", cell)}
+
+
+@pytest.mark.parametrize("row", block_rows(), ids=lambda row: row[1])
+def test_table_of_blocks_names_the_members(row):
+    file, name, arguments, ins, outs = row
+    block = getattr(importlib.import_module(f"hw.{file}"), name)
+    given = {"port": importlib.import_module("hw.formats.tlp").Port.GPU, **ARGUMENTS}
+    wanted = [word for word in arguments.split(", ") if word]
+    keywords = {word: given[word] for word in wanted} if "lines" in wanted else {}
+    made = block(**keywords) if keywords else block(*(given[word] for word in wanted))
+    members = {key: member.flow for key, member in made.signature.members.items()}
+    # A context port is the reader's: its address goes out, but what it brings comes in.
+    contexts = set(re.findall(r"context `(\w+)", ins))
+    for cell, flow in ((ins, Flow.In), (outs, Flow.Out)):
+        for pattern in names_in(cell):
+            found = [key for key in members if re.fullmatch(pattern, key)]
+            assert found, f"{name} has no {pattern}"
+            assert all(members[key] is flow or key in contexts for key in found), pattern
+    patterns = names_in(ins) | names_in(outs) | COMMON
+    missing = {key for key in members if not any(re.fullmatch(p, key) for p in patterns)}
+    assert not missing
+
+
+def test_every_file_of_hw_is_on_the_page_of_blocks():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "hw").glob("*.py"):
+        if path.stem not in ("__init__", "config", "elaborate"):
+            assert f"`{path.stem}" in text or f"hw/{path.name}" in text, path.stem
