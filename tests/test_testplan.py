@@ -12,7 +12,7 @@ POINTS = PLAN["testpoint"]
 KEYS = {"name", "description", "stage", "tests", "planned", "awaits"}
 
 
-def tests_in(path):
+def functions_of(path):
     """Names of the test functions of a file, without running it."""
     return {
         node.name
@@ -28,7 +28,7 @@ def missing(reference):
     path = ROOT / "tests" / file
     if not path.exists():
         return f"{file} does not exist"
-    return "" if not function or function in tests_in(path) else f"{reference} does not exist"
+    return "" if not function or function in functions_of(path) else f"{reference} does not exist"
 
 
 def referenced():
