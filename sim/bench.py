@@ -43,6 +43,10 @@ class Bench:
         self._marks = {n: Landmarks(machine.node(n)) for n in range(scenario.nodes.count)}
         self._queues, self._channels = {}, {}
         self._proxy_queues = defaultdict(dict)
+        self._regions = {
+            (r.node, r.name): (addresses.DATA + r.offset, addresses.bus(r.memory, addresses.DATA + r.offset), r.memory,
+                               self.plan.key(r.node, r.name))
+            for r in self.plan.regions}
         #: Message number to its WQE.
         self.posted = {}
         self.ended, self.reason = "done", ""
@@ -94,9 +98,8 @@ class Bench:
 
     def _place(self, node, name, offset):
         """(bus address, offset in memory, memory, key) of a byte of a region."""
-        region = self.plan.region(node, name)
-        at = addresses.DATA + region.offset + offset
-        return addresses.bus(region.memory, at), at, region.memory, self.plan.key(node, name)
+        at, base, memory, key = self._regions[node, name]
+        return base + offset, at + offset, memory, key
 
     def _locate(self, message):
         source, at, memory, lkey = self._place(message.node, message.region, message.offset)
@@ -141,10 +144,13 @@ class Bench:
             for task in [self.machine.spawn(agent.run(), name=name) for name, agent in agents]:
                 await task
 
+    def _blocks(self, message):
+        return wqe_blocks(message.size, self.plan.inlined(message, self.path))
+
     def _gda(self, by_thread, window):
         threads = defaultdict(list)
         for (node, peer, qp, producer), messages in by_thread.items():
-            threads[node, peer, qp].append(Thread(producer, messages, window))
+            threads[node, peer, qp].append(Thread(producer, messages, window, self._blocks))
         for (node, peer, qp), members in threads.items():
             queue = self._queue(node, peer, qp)
             yield f"GPU of node {node}, QP {queue.qp}", GdaQueue(
@@ -205,7 +211,7 @@ class Bench:
             signaled = message.signaled or self.path == "ibrc"
             rows.append((
                 message.number, message.group, message.node, message.peer, message.producer, qp,
-                posted.index & 0xffff if posted else -1, wqe_blocks(message.size, inline), message.size, int(inline),
+                posted.index & 0xffff if posted else -1, self._blocks(message), message.size, int(inline),
                 int(signaled), int(bool(posted and posted.next_index <= self._queues[message.node, qp].done))))
         return Messages(columns={name: [row[i] for row in rows] for i, name in enumerate(MESSAGE_COLUMNS)})
 

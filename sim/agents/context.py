@@ -1,6 +1,7 @@
 """What the agents of one run share: handles, costs in cycles, and the landmarks they stamp."""
 
-from dataclasses import dataclass, fields
+from collections import deque
+from dataclasses import fields
 
 from hw.config import cycles
 from hw.formats.events import EventKind
@@ -33,12 +34,29 @@ class Landmarks:
         self.seen += kind is EventKind.SEEN
 
 
-@dataclass
 class Thread:
-    """A producer: its messages still to be issued, and the cycle until which it is busy."""
+    """A producer: its messages still to be issued, and the cycle until which it is busy.
 
-    number: int
-    pending: list
-    window: int
-    time: int = 0
-    outstanding: int = 0
+    Parameters
+    ----------
+    number : int
+    messages : sequence of Message
+        In the order in which it issues them.
+    window : int
+        Messages that it may have outstanding.
+    blocks : callable, optional
+        Message to the blocks of its WQE; needed where WQEs are posted in batches.
+    """
+
+    def __init__(self, number, messages, window, blocks=None):
+        self.number, self.pending, self.window = number, deque(messages), window
+        self.time, self.outstanding = 0, 0
+        #: (messages, blocks) of each batch still to be issued: up to the message that rings.
+        self.batches = deque()
+        if blocks:
+            count = total = 0
+            for message in messages:
+                count, total = count + 1, total + blocks(message)
+                if message.rings:
+                    self.batches.append((count, total))
+                    count = total = 0

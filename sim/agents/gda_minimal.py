@@ -58,30 +58,25 @@ class GdaQueue:
         """Whether the thread's next batch (up to the message that rings) has room in its window and in the ring."""
         if not thread.pending:
             return False
-        batch = next(n for n, message in enumerate(thread.pending, 1) if message.rings)
-        blocks = sum(self._blocks(message) for message in thread.pending[:batch])
+        batch, blocks = thread.batches[0]
         return thread.outstanding + batch <= thread.window and blocks <= self._queue.free_blocks
-
-    def _blocks(self, message):
-        return len(self._build(message, 0)) // 64
 
     def _post(self, thread):
         """One batch: its WQEs, then fence, record and doorbell once."""
         queue, costs, stamp = self._queue, self._costs, self._marks.stamp
         time = max(self._node.now + 1, thread.time, self._free_at, cycles(thread.pending[0].at_ns))
-        while True:
-            message = thread.pending.pop(0)
+        batch, _ = thread.batches.popleft()
+        for _ in range(batch):
+            message = thread.pending.popleft()
             stamp(EventKind.ISSUE, message, time, agent=thread.number & 0xffff, qp=queue.qp)
-            raw = self._build(message, queue.posted)
+            raw, inline = self._build(message, queue.posted)
             time += costs.issue
-            if message.size and self._locate(message)[4] is not None:
+            if inline:
                 time += cycles(self._copy_ns * ((message.size - 1) // 16))
             posted = queue.post(raw, message, signaled=message.signaled, due=time)
             stamp(EventKind.WQE_WRITTEN, message, time, posted, thread.number & 0xffff, queue.qp)
             self._owner[posted.index] = thread
-            thread.outstanding += 1
-            if message.rings:
-                break
+        thread.outstanding += batch
         time += costs.fence_gpu
         queue.store_record(time)
         queue.ring(time)
@@ -92,8 +87,8 @@ class GdaQueue:
         source, lkey, target, rkey, payload = self._locate(message)
         common = {"index": index, "qpn": self._queue.qpn, "raddr": target, "rkey": rkey, "signaled": message.signaled}
         if payload is not None:
-            return wqe.write_inline(payload=payload, **common)
-        return wqe.write(laddr=source, lkey=lkey, length=message.size, **common)
+            return wqe.write_inline(payload=payload, **common), True
+        return wqe.write(laddr=source, lkey=lkey, length=message.size, **common), False
 
     def _poll(self):
         """Hand completions that are in memory to their threads; the polling thread sees them `poll` later."""

@@ -51,7 +51,7 @@ class GpuSide:
         """Put up to a window of messages, then wait for all of them; until none is left."""
         thread = self._thread
         while thread.pending:
-            burst, thread.pending = thread.pending[:thread.window], thread.pending[thread.window:]
+            burst = [thread.pending.popleft() for _ in range(min(thread.window, len(thread.pending)))]
             time = max(self._node.now + 1, thread.time, cycles(burst[0].at_ns))
             for message in burst:
                 time = await self._put(message, time)
