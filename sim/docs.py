@@ -29,8 +29,9 @@ from hw.formats import events
 from hw.formats.layout import NetworkLayout
 
 from . import closed_form
+from .explain import explain_text
 from .preset import SECTIONS, Preset, load_preset, preset_names
-from .schema import Check, show
+from .schema import show
 
 __all__ = ["assumptions_text", "comments", "formats_text", "main", "render"]
 
@@ -267,9 +268,7 @@ def _preset(preset: Preset) -> list[str]:
                     constant.free,
                 )
             )
-    groups = [
-        (group, ", ".join(f"`{key}`" for key in keys)) for group, keys in preset.free.items()
-    ]
+    groups = [(group, ", ".join(f"`{key}`" for key in keys)) for group, keys in preset.free.items()]
     head = ("key", "value", "unit", "class", "range", "source", "note", "free group")
     return [
         f"## Constants of `{preset.name}`",
@@ -286,23 +285,26 @@ def _preset(preset: Preset) -> list[str]:
     ]
 
 
-def _defaults() -> dict[str, tuple[Any, str]]:
-    """Keys that no preset sets: their default, and what they mean where the field says so."""
+def _defaults() -> dict[str, Any]:
+    """Keys that no preset sets, with their defaults."""
     given = {
         f"{section}.{key}"
         for name in preset_names()
         for section, table in load_preset(name).constants.items()
         for key in table
     }
-    found = {}
-    for section, classes in SECTIONS.items():
-        for cls in classes:
-            for field in fields(cls):
-                key = f"{section}.{field.name}"
-                if key not in given and field.default is not MISSING:
-                    check: Check | None = field.metadata.get("check")
-                    found[key] = (field.default, check.doc if check else "")
-    return found
+    return {
+        key: field.default
+        for section, classes in SECTIONS.items()
+        for cls in classes
+        for field in fields(cls)
+        if (key := f"{section}.{field.name}") not in given and field.default is not MISSING
+    }
+
+
+def _explained(key: str) -> str:
+    """What `bellwire explain` says of a key, without its type and bounds."""
+    return explain_text(key).splitlines()[0].removeprefix(f"{key}: ").rpartition(" (")[0]
 
 
 def _choices(table: dict[str, dict[str, str]]) -> list[str]:
@@ -311,8 +313,8 @@ def _choices(table: dict[str, dict[str, str]]) -> list[str]:
         names = ", ".join(sorted(missing))
         raise ValueError(f"docs/assumptions.toml: [choice] and the defaults differ in {names}")
     rows = [
-        (f"`{key}`", show(default), table[key].get("unit", ""), doc, table[key]["why"])
-        for key, (default, doc) in defaults.items()
+        (f"`{key}`", show(value), table[key].get("unit", ""), _explained(key), table[key]["why"])
+        for key, value in defaults.items()
     ]
     return [
         "## Choices of the model",
