@@ -55,7 +55,7 @@ VERILATE = (
     "--output-split-cfuncs",
     "300",
 )
-#: The model is bound by its code's size: -O2 runs no faster and takes half as long again to compile.
+#: The model is bound by the size of its code: -O2 is no faster and compiles half as long again.
 MODEL_FLAGS = ("-Os",)
 #: Verilator's `__Slow` files run once, at time 0.
 SLOW_FLAGS = ("-O0",)
