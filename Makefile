@@ -29,5 +29,5 @@ $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3-venv is missing: apt install python3-venv" >&2; exit 3; }
 	echo "setting up .venv (once)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[test]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[test,dev]'
 	touch $@

@@ -8,14 +8,31 @@ here and nowhere else.
 import hashlib
 from dataclasses import asdict, dataclass, fields
 
-from amaranth.hdl import ShapeCastable, unsigned
+from amaranth.hdl import ShapeCastable
 from amaranth.lib import data
 
 __all__ = [
-    "CLOCK_MHZ", "BYTE_FRACTION", "ITEM_FRACTION", "ConfigError", "FaultSlot", "FaultTiming",
-    "LinkTiming", "MemoryConfig", "MemoryTiming", "NicConfig", "NicTiming", "PcieConfig",
-    "PcieTiming", "Structure", "Timing", "WireConfig", "WireTiming", "byte_interval", "cycles",
-    "item_interval", "timing_words",
+    "BYTE_FRACTION",
+    "CLOCK_MHZ",
+    "ITEM_FRACTION",
+    "ConfigError",
+    "FaultSlot",
+    "FaultTiming",
+    "LinkTiming",
+    "MemoryConfig",
+    "MemoryTiming",
+    "NicConfig",
+    "NicTiming",
+    "PcieConfig",
+    "PcieTiming",
+    "Structure",
+    "Timing",
+    "WireConfig",
+    "WireTiming",
+    "byte_interval",
+    "cycles",
+    "item_interval",
+    "timing_words",
 ]
 
 #: One clock for everything; 1 GHz, so that a cycle reads as a nanosecond.
@@ -45,7 +62,12 @@ def _within(owner, name, low, high):
 
 def _power_of_two(owner, name, low, high):
     value = getattr(owner, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value & (value - 1) or not low <= value <= high:
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value & (value - 1)
+        or not low <= value <= high
+    ):
         raise ConfigError(name, value, f"allowed powers of two from {low} to {high}")
 
 
@@ -75,15 +97,15 @@ class Structure:
     #: WQEBBs a QP may have between fetch and retirement.
     window_blocks: int = 256
     #: Read tags for WQE fetches.
-    wqe_tags: int = 64
+    wqe_tags: int = 128
     #: 64-byte lines of the WQE reassembly buffer.
-    wqe_lines: int = 256
+    wqe_lines: int = 1024
     #: Read tags for payload.
     payload_tags: int = 256
     #: 64-byte lines of the payload reassembly buffer.
     payload_lines: int = 2048
-    #: Entries of the doorbell FIFO.
-    doorbell_fifo: int = 64
+    #: Entries of the doorbell FIFO, those in its delay included.
+    doorbell_fifo: int = 256
     #: Entries (beats) of a PCIe receive queue for posted writes and for completions.
     pcie_beats: int = 1024
     #: Entries of a PCIe receive queue for reads.
@@ -125,7 +147,11 @@ _MAX_GBPS = DATA_BYTES * 8 * CLOCK_MHZ / 1000
 
 def _link_rate(owner, name):
     value = getattr(owner, name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 1 <= value <= _MAX_GBPS:
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not 1 <= value <= _MAX_GBPS
+    ):
         raise ConfigError(name, value, f"allowed 1 to {_MAX_GBPS:g} Gb/s (data path x clock)")
 
 
@@ -152,10 +178,10 @@ class PcieConfig:
     cpld_overhead_bytes: int = 20
     #: Credits a receiver grants: TLP headers, and payload in units of 16 bytes.
     posted_header_credits: int = 256
-    posted_data_credits: int = 1536
+    posted_data_credits: int = 2048
     read_header_credits: int = 256
     completion_header_credits: int = 256
-    completion_data_credits: int = 1536
+    completion_data_credits: int = 2048
 
     def __post_init__(self):
         for name in ("gpu_gbps", "nic_gbps", "host_gbps"):
@@ -211,8 +237,8 @@ class NicConfig:
     fetch_blocks: int = 4
     #: WQEBBs a QP may have between fetch and retirement.
     window_blocks: int = 256
-    doorbell_fifo_depth: int = 64
-    wqe_tags: int = 64
+    doorbell_fifo_depth: int = 256
+    wqe_tags: int = 128
     payload_tags: int = 256
     #: Path MTU in payload bytes.
     mtu_bytes: int = 4096
@@ -240,7 +266,8 @@ class WireConfig:
     """One link between two NIC ports, through at most one network switch."""
 
     gbps: float
-    #: Bytes beside the payload: FIRST and ONLY packets (with RETH), MIDDLE and LAST, and a whole ACK.
+    #: Bytes beside the payload: FIRST and ONLY packets (with RETH), MIDDLE and LAST, and a whole
+    #: ACK.
     first_overhead_bytes: int
     other_overhead_bytes: int
     ack_bytes: int
@@ -325,7 +352,9 @@ class WireTiming(data.Struct):
 
 
 class FaultSlot(data.Struct):
-    """Drops packets `first` to `first + count - 1` of those that match, counted from 0 at the sender."""
+    """Drops packets `first` to `first + count - 1` of those that match, counted from 0 at the
+    sender.
+    """
 
     #: 0 off, 1 any packet, 2 requests, 3 acknowledgements.
     match: 2
@@ -358,14 +387,19 @@ def _pack(layout, values):
         if isinstance(field.shape, ShapeCastable):
             value = _pack(field.shape, value)
         elif not 0 <= value < 1 << field.width:
-            raise ConfigError(str(key), value, f"allowed 0 to {(1 << field.width) - 1} in its register")
+            raise ConfigError(
+                str(key), value, f"allowed 0 to {(1 << field.width) - 1} in its register"
+            )
         word |= value << field.offset
     return word
 
 
 def _link(gbps, latency_ns, switch_ns):
-    return {"latency_up": cycles(latency_ns), "latency_down": cycles(latency_ns + switch_ns),
-            "byte_interval": byte_interval(gbps)}
+    return {
+        "latency_up": cycles(latency_ns),
+        "latency_down": cycles(latency_ns + switch_ns),
+        "byte_interval": byte_interval(gbps),
+    }
 
 
 def timing_words(structure, pcie, memory, nic, wire, faults=()):
@@ -378,57 +412,94 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
     faults : sequence of (match, first, count)
         At most `structure.fault_slots` entries.
     """
-    for name, most in (("window_blocks", structure.window_blocks), ("wqe_tags", structure.wqe_tags),
-                       ("payload_tags", structure.payload_tags), ("doorbell_fifo_depth", structure.doorbell_fifo)):
+    for name, most in (
+        ("window_blocks", structure.window_blocks),
+        ("wqe_tags", structure.wqe_tags),
+        ("payload_tags", structure.payload_tags),
+        ("doorbell_fifo_depth", structure.doorbell_fifo),
+    ):
         if getattr(nic, name) > most:
-            raise ConfigError(name, getattr(nic, name), f"allowed up to {most}, the structure's maximum")
+            raise ConfigError(
+                name, getattr(nic, name), f"allowed up to {most}, the structure's maximum"
+            )
     if pcie.read_header_credits > structure.pcie_reads:
-        raise ConfigError("read_header_credits", pcie.read_header_credits,
-                          f"allowed up to {structure.pcie_reads}, the structure's maximum")
+        raise ConfigError(
+            "read_header_credits",
+            pcie.read_header_credits,
+            f"allowed up to {structure.pcie_reads}, the structure's maximum",
+        )
     for kind in ("posted", "completion"):
         # A TLP may start and end in a partial line: at most two beats beyond its full lines.
-        headers, units = getattr(pcie, f"{kind}_header_credits"), getattr(pcie, f"{kind}_data_credits")
+        headers, units = (
+            getattr(pcie, f"{kind}_header_credits"),
+            getattr(pcie, f"{kind}_data_credits"),
+        )
         if 2 * headers + units // 4 > structure.pcie_beats:
-            raise ConfigError(f"{kind}_data_credits", units,
-                              f"allowed up to {4 * (structure.pcie_beats - 2 * headers)} beside "
-                              f"{headers} header credits, the structure's queue")
+            raise ConfigError(
+                f"{kind}_data_credits",
+                units,
+                f"allowed up to {4 * (structure.pcie_beats - 2 * headers)} beside "
+                f"{headers} header credits, the structure's queue",
+            )
     slots = [{"match": match, "first": first, "count": count} for match, first, count in faults]
     if len(slots) > structure.fault_slots:
         raise ConfigError("faults", len(slots), f"allowed up to {structure.fault_slots}")
     slots += [{"match": 0, "first": 0, "count": 0}] * (4 - len(slots))
 
-    word = _pack(Timing, {
-        "pcie": {
-            "gpu": _link(pcie.gpu_gbps, pcie.gpu_ns, pcie.switch_ns),
-            "nic": _link(pcie.nic_gbps, pcie.nic_ns, pcie.switch_ns),
-            "host": _link(pcie.host_gbps, pcie.host_ns, pcie.switch_ns),
-            "mps_log2": pcie.mps_bytes.bit_length() - 1, "mrrs_log2": pcie.mrrs_bytes.bit_length() - 1,
-            "mwr_overhead": pcie.mwr_overhead_bytes, "mrd_overhead": pcie.mrd_overhead_bytes,
-            "cpld_overhead": pcie.cpld_overhead_bytes,
-            "posted_header_credits": pcie.posted_header_credits,
-            "posted_data_credits": pcie.posted_data_credits,
-            "read_header_credits": pcie.read_header_credits,
-            "completion_header_credits": pcie.completion_header_credits,
-            "completion_data_credits": pcie.completion_data_credits,
+    word = _pack(
+        Timing,
+        {
+            "pcie": {
+                "gpu": _link(pcie.gpu_gbps, pcie.gpu_ns, pcie.switch_ns),
+                "nic": _link(pcie.nic_gbps, pcie.nic_ns, pcie.switch_ns),
+                "host": _link(pcie.host_gbps, pcie.host_ns, pcie.switch_ns),
+                "mps_log2": pcie.mps_bytes.bit_length() - 1,
+                "mrrs_log2": pcie.mrrs_bytes.bit_length() - 1,
+                "mwr_overhead": pcie.mwr_overhead_bytes,
+                "mrd_overhead": pcie.mrd_overhead_bytes,
+                "cpld_overhead": pcie.cpld_overhead_bytes,
+                "posted_header_credits": pcie.posted_header_credits,
+                "posted_data_credits": pcie.posted_data_credits,
+                "read_header_credits": pcie.read_header_credits,
+                "completion_header_credits": pcie.completion_header_credits,
+                "completion_data_credits": pcie.completion_data_credits,
+            },
+            "gpu_memory": {
+                "commit": cycles(memory.gpu_commit_ns),
+                "read": cycles(memory.gpu_read_ns),
+                "store": cycles(memory.gpu_store_ns),
+            },
+            "host_memory": {
+                "commit": cycles(memory.host_commit_ns),
+                "read": cycles(memory.host_read_ns),
+                "store": cycles(memory.host_store_ns),
+            },
+            "nic": {
+                "doorbell": cycles(nic.doorbell_ns),
+                "wqe": cycles(nic.wqe_ns),
+                "tx": cycles(nic.tx_ns),
+                "rx": cycles(nic.rx_ns),
+                "cqe": cycles(nic.cqe_ns),
+                "total_interval": item_interval(nic.total_mops),
+                "qp_interval": item_interval(nic.qp_mops),
+                "fetch_blocks": nic.fetch_blocks,
+                "window_blocks": nic.window_blocks,
+                "doorbell_fifo_depth": nic.doorbell_fifo_depth,
+                "wqe_tags": nic.wqe_tags,
+                "payload_tags": nic.payload_tags,
+                "ack_every_packet": nic.ack_every_packet,
+            },
+            "wire": {
+                "byte_interval": byte_interval(wire.gbps),
+                "first_overhead": wire.first_overhead_bytes,
+                "other_overhead": wire.other_overhead_bytes,
+                "ack_bytes": wire.ack_bytes,
+                "credits": structure.wire_beats,
+            },
+            "faults": {"slots": dict(enumerate(slots))},
         },
-        "gpu_memory": {"commit": cycles(memory.gpu_commit_ns), "read": cycles(memory.gpu_read_ns),
-                       "store": cycles(memory.gpu_store_ns)},
-        "host_memory": {"commit": cycles(memory.host_commit_ns), "read": cycles(memory.host_read_ns),
-                        "store": cycles(memory.host_store_ns)},
-        "nic": {
-            "doorbell": cycles(nic.doorbell_ns), "wqe": cycles(nic.wqe_ns), "tx": cycles(nic.tx_ns),
-            "rx": cycles(nic.rx_ns), "cqe": cycles(nic.cqe_ns),
-            "total_interval": item_interval(nic.total_mops), "qp_interval": item_interval(nic.qp_mops),
-            "fetch_blocks": nic.fetch_blocks, "window_blocks": nic.window_blocks,
-            "doorbell_fifo_depth": nic.doorbell_fifo_depth, "wqe_tags": nic.wqe_tags,
-            "payload_tags": nic.payload_tags, "ack_every_packet": nic.ack_every_packet,
-        },
-        "wire": {"byte_interval": byte_interval(wire.gbps), "first_overhead": wire.first_overhead_bytes,
-                 "other_overhead": wire.other_overhead_bytes, "ack_bytes": wire.ack_bytes,
-                 "credits": structure.wire_beats},
-        "faults": {"slots": dict(enumerate(slots))},
-    })
+    )
     size = data.Layout.cast(Timing).size
     count = -(-size // 512)
     raw = word.to_bytes(64 * count, "little")
-    return [raw[64 * i:64 * i + 64] for i in range(count)]
+    return [raw[64 * i : 64 * i + 64] for i in range(count)]

@@ -69,26 +69,29 @@ class CqEngine(wiring.Component):
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "completions": In(stream.Signature(Completion)),
-            "config": In(ConfigPort()),
-            "cq": Out(ContextPort(CqContext)),
-            "writes": Out(stream.Signature(WriteRequest)),
-            "lines": Out(stream.Signature(Line)),
-            "now": In(NOW_BITS),
-            "timing": In(NicTiming),
-            "quiet": Out(1),
-            "due": Out(NOW_BITS),
-            "on_issued": Out(Probe(EventKind.CQE_ISSUED, CqeIssued)),
-            "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
-        })
+        super().__init__(
+            {
+                "completions": In(stream.Signature(Completion)),
+                "config": In(ConfigPort()),
+                "cq": Out(ContextPort(CqContext)),
+                "writes": Out(stream.Signature(WriteRequest)),
+                "lines": Out(stream.Signature(Line)),
+                "now": In(NOW_BITS),
+                "timing": In(NicTiming),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+                "on_issued": Out(Probe(EventKind.CQE_ISSUED, CqeIssued)),
+                "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         qps = self._structure.qps
         m.submodules.delay = delay = DelayLine(Completion, DELAY_DEPTH)
         m.submodules.indices = indices = memory.Memory(
-            shape=unsigned(_INDEX_BITS), depth=qps, init=[])
+            shape=unsigned(_INDEX_BITS), depth=qps, init=[]
+        )
         start, advance = indices.write_port(), indices.write_port()
         index = indices.read_port(domain="comb")
 
@@ -106,13 +109,14 @@ class CqEngine(wiring.Component):
             m.d.sync += [working.eq(delay.o.valid), work.eq(delay.o.payload)]
 
         # Producer indices.
-        configured = CqContext(self.config.payload.data[:CqContext.as_shape().size])
+        configured = CqContext(self.config.payload.data[: CqContext.as_shape().size])
         m.d.comb += [
             start.addr.eq(self.config.payload.index),
             start.data.eq(configured.start_index),
             start.en.eq(self.config.valid & (self.config.payload.table == Table.CQ)),
             index.addr.eq(work.qp),
-            advance.addr.eq(work.qp), advance.data.eq(index.data + 1),
+            advance.addr.eq(work.qp),
+            advance.data.eq(index.data + 1),
         ]
 
         context, known = self.cq.data, Signal()
@@ -136,9 +140,12 @@ class CqEngine(wiring.Component):
             request.mark.index.eq(work.wqe_index),
             self.lines.valid.eq(known & ~line_gone),
             line.data.eq(_cqe(m, work, context, owner)),
-            line.lane.eq(0), line.count.eq(64), line.last.eq(1),
-            advance.en.eq(known & (request_gone | self.writes.ready)
-                          & (line_gone | self.lines.ready)),
+            line.lane.eq(0),
+            line.count.eq(64),
+            line.last.eq(1),
+            advance.en.eq(
+                known & (request_gone | self.writes.ready) & (line_gone | self.lines.ready)
+            ),
             done.eq(advance.en | (working & ~context.valid)),
         ]
         with m.If(done):

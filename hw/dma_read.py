@@ -66,32 +66,42 @@ class DmaRead(wiring.Component):
     after the line before it). One read out, one completion beat in and one line out per cycle.
     """
 
-    def __init__(self, *, lines, tags, tag_base,
-                 tags_cause=StallCause.PAYLOAD_TAGS, lines_cause=StallCause.PAYLOAD_LINES):
+    def __init__(
+        self,
+        *,
+        lines,
+        tags,
+        tag_base,
+        tags_cause=StallCause.PAYLOAD_TAGS,
+        lines_cause=StallCause.PAYLOAD_LINES,
+    ):
         self._lines, self._line_bits = lines, _exact_log2("lines", lines)
         self._tags, self._tag_bits = tags, _exact_log2("tags", tags)
         if not 0 <= tag_base <= 1024 - tags:
             raise ValueError(f"tag_base = {tag_base}: allowed 0 to {1024 - tags} for {tags} tags")
         self._tag_base = tag_base
         self._tags_cause, self._lines_cause = tags_cause, lines_cause
-        super().__init__({
-            "requests": In(stream.Signature(ReadRequest)),
-            "mrrs_log2": In(4),
-            "tags": In(10),
-            "reads": Out(stream.Signature(ReadBeat)),
-            "completions": In(stream.Signature(CompletionBeat)),
-            "lines": Out(stream.Signature(ReadLine)),
-            "quiet": Out(1),
-            "error": Out(1),
-            "on_stall_tags": Out(Probe(EventKind.STALL, Stall)),
-            "on_stall_lines": Out(Probe(EventKind.STALL, Stall)),
-        })
+        super().__init__(
+            {
+                "requests": In(stream.Signature(ReadRequest)),
+                "mrrs_log2": In(4),
+                "tags": In(10),
+                "reads": Out(stream.Signature(ReadBeat)),
+                "completions": In(stream.Signature(CompletionBeat)),
+                "lines": Out(stream.Signature(ReadLine)),
+                "quiet": Out(1),
+                "error": Out(1),
+                "on_stall_tags": Out(Probe(EventKind.STALL, Stall)),
+                "on_stall_lines": Out(Probe(EventKind.STALL, Stall)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.splitter = splitter = _Splitter(self._line_bits)
         m.submodules.tracker = tracker = _TagTracker(
-            self._tag_bits, self._tag_base, self._line_bits)
+            self._tag_bits, self._tag_base, self._line_bits
+        )
         m.submodules.buffer = buffer = _LineBuffer(self._line_bits)
         m.submodules.tags_meter = tags_meter = StallMeter(self._tags_cause)
         m.submodules.lines_meter = lines_meter = StallMeter(self._lines_cause)
@@ -165,12 +175,19 @@ class _Splitter(wiring.Component):
     """
 
     def __init__(self, line_bits):
-        super().__init__({
-            "requests": In(stream.Signature(ReadRequest)), "mrrs_log2": In(4),
-            "tail": In(line_bits + 1), "take": In(1),
-            "started": Out(1), "needed": Out(7),
-            "address": Out(ADDRESS_BITS), "length": Out(13), "position": Out(line_bits + 1),
-        })
+        super().__init__(
+            {
+                "requests": In(stream.Signature(ReadRequest)),
+                "mrrs_log2": In(4),
+                "tail": In(line_bits + 1),
+                "take": In(1),
+                "started": Out(1),
+                "needed": Out(7),
+                "address": Out(ADDRESS_BITS),
+                "length": Out(13),
+                "position": Out(line_bits + 1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -220,12 +237,21 @@ class _TagTracker(wiring.Component):
 
     def __init__(self, tag_bits, tag_base, line_bits):
         self._tag_bits, self._tag_base, self._line_bits = tag_bits, tag_base, line_bits
-        super().__init__({
-            "limit": In(10), "available": Out(1), "tag": Out(tag_bits),
-            "take": In(1), "address": In(12), "length": In(13), "position": In(line_bits + 1),
-            "completions": In(stream.Signature(CompletionBeat)),
-            "accepted": Out(1), "write_position": Out(line_bits + 1), "error": Out(1),
-        })
+        super().__init__(
+            {
+                "limit": In(10),
+                "available": Out(1),
+                "tag": Out(tag_bits),
+                "take": In(1),
+                "address": In(12),
+                "length": In(13),
+                "position": In(line_bits + 1),
+                "completions": In(stream.Signature(CompletionBeat)),
+                "accepted": Out(1),
+                "write_position": Out(line_bits + 1),
+                "error": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -234,7 +260,8 @@ class _TagTracker(wiring.Component):
 
         # Free tags, in the order in which they became free.
         m.submodules.free = free = memory.Memory(
-            shape=self._tag_bits, depth=depth, init=range(depth))
+            shape=self._tag_bits, depth=depth, init=range(depth)
+        )
         freed, next_free = free.write_port(), free.read_port(domain="comb")
         give, back = Signal(self._tag_bits), Signal(self._tag_bits)
         in_flight = Signal(range(depth + 1))
@@ -254,10 +281,13 @@ class _TagTracker(wiring.Component):
         opened, received = ledger.write_port(), ledger.write_port()
         waiting = ledger.read_port(domain="comb")
         m.d.comb += [
-            place_in.addr.eq(self.tag), place_in.en.eq(self.take),
+            place_in.addr.eq(self.tag),
+            place_in.en.eq(self.take),
             place_in.data.origin.eq(self.position - self.address[6:]),
             place_in.data.end.eq(self.address + self.length),
-            opened.addr.eq(self.tag), opened.en.eq(self.take), opened.data.eq(self.length),
+            opened.addr.eq(self.tag),
+            opened.en.eq(self.take),
+            opened.data.eq(self.length),
         ]
 
         # A beat must bring the next bytes of its tag.
@@ -267,17 +297,26 @@ class _TagTracker(wiring.Component):
         m.d.comb += [
             number.eq(beat.tag - self._tag_base),
             known.eq(number < depth),
-            place.addr.eq(number), waiting.addr.eq(number),
+            place.addr.eq(number),
+            waiting.addr.eq(number),
             expected.eq(place.data.end - waiting.data),
             ends.eq(waiting.data == beat.count),
-            agrees.eq(known & (waiting.data >= beat.count) & (waiting.data != 0)
-                      & (beat.address == expected) & ((beat.final & beat.last) == ends)),
+            agrees.eq(
+                known
+                & (waiting.data >= beat.count)
+                & (waiting.data != 0)
+                & (beat.address == expected)
+                & ((beat.final & beat.last) == ends)
+            ),
             self.completions.ready.eq(1),
             self.accepted.eq(self.completions.valid & agrees),
             self.write_position.eq(place.data.origin + beat.address[6:]),
-            received.addr.eq(number), received.en.eq(self.accepted),
+            received.addr.eq(number),
+            received.en.eq(self.accepted),
             received.data.eq(waiting.data - beat.count),
-            freed.addr.eq(back), freed.data.eq(number), freed.en.eq(self.accepted & ends),
+            freed.addr.eq(back),
+            freed.data.eq(number),
+            freed.en.eq(self.accepted & ends),
         ]
         with m.If(self.completions.valid & ~agrees):
             m.d.sync += self.error.eq(1)
@@ -309,12 +348,19 @@ class _LineBuffer(wiring.Component):
 
     def __init__(self, line_bits):
         self._line_bits = line_bits
-        super().__init__({
-            "free": Out(line_bits + 1), "tail": Out(line_bits + 1),
-            "reserve": In(1), "needed": In(7), "request": In(ReadRequest),
-            "write": In(1), "write_position": In(line_bits + 1), "write_data": In(512),
-            "lines": Out(stream.Signature(ReadLine)),
-        })
+        super().__init__(
+            {
+                "free": Out(line_bits + 1),
+                "tail": Out(line_bits + 1),
+                "reserve": In(1),
+                "needed": In(7),
+                "request": In(ReadRequest),
+                "write": In(1),
+                "write_position": In(line_bits + 1),
+                "write_data": In(512),
+                "lines": Out(stream.Signature(ReadLine)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -327,10 +373,12 @@ class _LineBuffer(wiring.Component):
 
         # The first lap stores 1, since the memory starts with 0.
         m.d.comb += [
-            fill.addr.eq(self.write_position[:-1]), fill.en.eq(self.write),
-            fill.data.data.eq(self.write_data), fill.data.lap.eq(~self.write_position[-1]),
+            fill.addr.eq(self.write_position[:-1]),
+            fill.en.eq(self.write),
+            fill.data.data.eq(self.write_data),
+            fill.data.lap.eq(~self.write_position[-1]),
             oldest.addr.eq(head[:-1]),
-            self.free.eq(depth - (self.tail - head)[:self._line_bits + 1]),
+            self.free.eq(depth - (self.tail - head)[: self._line_bits + 1]),
         ]
         with m.If(self.reserve):
             m.d.sync += self.tail.eq(self.tail + self.needed)

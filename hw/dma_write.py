@@ -43,14 +43,16 @@ class DmaWrite(wiring.Component):
     """
 
     def __init__(self):
-        super().__init__({
-            "requests": In(stream.Signature(WriteRequest)).array(2),
-            "lines": In(stream.Signature(Line)).array(2),
-            "mps_log2": In(4),
-            "posted": Out(stream.Signature(PostedBeat)),
-            "quiet": Out(1),
-            "error": Out(1),
-        })
+        super().__init__(
+            {
+                "requests": In(stream.Signature(WriteRequest)).array(2),
+                "lines": In(stream.Signature(Line)).array(2),
+                "mps_log2": In(4),
+                "posted": Out(stream.Signature(PostedBeat)),
+                "quiet": Out(1),
+                "error": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

@@ -23,7 +23,8 @@ _PASSES = (
 
 @contextmanager
 def _zeros_are_implied():
-    """Leave out the initial value of memories that start as zeros, which is the simulator's own start value.
+    """Leave out the initial value of memories that start as zeros, which is the simulator's own
+    start value.
 
     Written out bit by bit they are four fifths of the conversion's time.
     """

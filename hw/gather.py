@@ -69,15 +69,17 @@ class Gather(wiring.Component):
 
     def __init__(self, structure, *, reads_span_packets=False):
         self._structure, self._reads_span_packets = structure, reads_span_packets
-        super().__init__({
-            "pieces": In(stream.Signature(Piece)),
-            "requests": Out(stream.Signature(ReadRequest)),
-            "lines": In(stream.Signature(ReadLine)),
-            "payload": Out(stream.Signature(Line)),
-            "quiet": Out(1),
-            "on_payload_requested": Out(Probe(EventKind.PAYLOAD_REQUESTED, PayloadRequested)),
-            "on_payload_arrived": Out(Probe(EventKind.PAYLOAD_ARRIVED, PayloadArrived)),
-        })
+        super().__init__(
+            {
+                "pieces": In(stream.Signature(Piece)),
+                "requests": Out(stream.Signature(ReadRequest)),
+                "lines": In(stream.Signature(ReadLine)),
+                "payload": Out(stream.Signature(Line)),
+                "quiet": Out(1),
+                "on_payload_requested": Out(Probe(EventKind.PAYLOAD_REQUESTED, PayloadRequested)),
+                "on_payload_arrived": Out(Probe(EventKind.PAYLOAD_ARRIVED, PayloadArrived)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -123,8 +125,9 @@ class Gather(wiring.Component):
             inline.i.payload.data.eq(piece.data),
             inline.i.payload.lane.eq(piece.address[:6]),
             inline.i.payload.count.eq(length),
-            taken.eq((inline.i.valid & inline.i.ready)
-                     | (self.requests.valid & self.requests.ready)),
+            taken.eq(
+                (inline.i.valid & inline.i.ready) | (self.requests.valid & self.requests.ready)
+            ),
             order.i.valid.eq(taken),
             self.pieces.ready.eq(taken & ends_piece),
         ]
@@ -151,8 +154,7 @@ class Gather(wiring.Component):
         ends_message = order.i.payload.ends_message
         m.d.comb += [mtu.eq(Const(1, 1) << piece.mtu_log2), reached.eq(filled + length)]
         with m.If(taken):
-            m.d.sync += filled.eq(
-                Mux(ends_message, 0, Mux(reached >= mtu, reached - mtu, reached)))
+            m.d.sync += filled.eq(Mux(ends_message, 0, Mux(reached >= mtu, reached - mtu, reached)))
         return mtu - filled
 
     def _join(self, m, order, inline, realigner):

@@ -54,25 +54,27 @@ class Nic(wiring.Component):
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "up": Out(Pcie()),
-            "down": In(Pcie()),
-            "config": In(ConfigPort()),
-            "now": In(NOW_BITS),
-            "timing": In(NicTiming),
-            "wire_timing": In(WireTiming),
-            "faults": In(FaultTiming),
-            "mps_log2": In(4),
-            "mrrs_log2": In(4),
-            "rx_valid": In(1),
-            "rx_beat": In(WireBeat),
-            "tx_credit": In(1),
-            "tx_valid": Out(1),
-            "tx_beat": Out(WireBeat),
-            "rx_credit": Out(1),
-            "quiet": Out(1),
-            "due": Out(NOW_BITS),
-        })
+        super().__init__(
+            {
+                "up": Out(Pcie()),
+                "down": In(Pcie()),
+                "config": In(ConfigPort()),
+                "now": In(NOW_BITS),
+                "timing": In(NicTiming),
+                "wire_timing": In(WireTiming),
+                "faults": In(FaultTiming),
+                "mps_log2": In(4),
+                "mrrs_log2": In(4),
+                "rx_valid": In(1),
+                "rx_beat": In(WireBeat),
+                "tx_credit": In(1),
+                "tx_valid": Out(1),
+                "tx_beat": Out(WireBeat),
+                "rx_credit": Out(1),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+            }
+        )
         self.contexts = QpContext(structure)
         self.doorbell = Doorbell(structure)
         self.wq_engine = WqEngine(structure)
@@ -80,18 +82,34 @@ class Nic(wiring.Component):
         self.requester = Requester(structure)
         self.responder = Responder(structure)
         self.cq_engine = CqEngine(structure)
-        self.wqe_read = DmaRead(lines=structure.wqe_lines, tags=structure.wqe_tags, tag_base=0,
-                                tags_cause=StallCause.WQE_TAGS, lines_cause=StallCause.WINDOW)
-        self.payload_read = DmaRead(lines=structure.payload_lines, tags=structure.payload_tags,
-                                    tag_base=PAYLOAD_TAG_BASE, tags_cause=StallCause.PAYLOAD_TAGS,
-                                    lines_cause=StallCause.PAYLOAD_LINES)
+        self.wqe_read = DmaRead(
+            lines=structure.wqe_lines,
+            tags=structure.wqe_tags,
+            tag_base=0,
+            tags_cause=StallCause.WQE_TAGS,
+            lines_cause=StallCause.WINDOW,
+        )
+        self.payload_read = DmaRead(
+            lines=structure.payload_lines,
+            tags=structure.payload_tags,
+            tag_base=PAYLOAD_TAG_BASE,
+            tags_cause=StallCause.PAYLOAD_TAGS,
+            lines_cause=StallCause.PAYLOAD_LINES,
+        )
         self.write = DmaWrite()
         self.wire = Wire(structure)
         #: Name and block, in the order of the data path.
         self.blocks = {
-            "doorbell": self.doorbell, "wq_engine": self.wq_engine, "wqe_read": self.wqe_read,
-            "gather": self.gather, "payload_read": self.payload_read, "requester": self.requester,
-            "wire": self.wire, "responder": self.responder, "cq_engine": self.cq_engine, "write": self.write,
+            "doorbell": self.doorbell,
+            "wq_engine": self.wq_engine,
+            "wqe_read": self.wqe_read,
+            "gather": self.gather,
+            "payload_read": self.payload_read,
+            "requester": self.requester,
+            "wire": self.wire,
+            "responder": self.responder,
+            "cq_engine": self.cq_engine,
+            "write": self.write,
         }
 
     def elaborate(self, platform):
@@ -128,7 +146,8 @@ class Nic(wiring.Component):
         ]
         connect(m, self.requester.completions, self.cq_engine.completions)
 
-        # Writes: payload and completions share one engine, so that nothing overtakes within the NIC.
+        # Writes: payload and completions share one engine, so that nothing overtakes within the
+        # NIC.
         for client, block in enumerate((self.responder, self.cq_engine)):
             connect(m, block.writes, self.write.requests[client])
             connect(m, block.lines, self.write.lines[client])
@@ -140,7 +159,10 @@ class Nic(wiring.Component):
         connect(m, self.payload_read.reads, reads.i[1])
         connect(m, reads.o, self.up.reads)
         arrived = self.down.completions
-        for reader, mine in ((self.wqe_read, ~arrived.payload.tag[-1]), (self.payload_read, arrived.payload.tag[-1])):
+        for reader, mine in (
+            (self.wqe_read, ~arrived.payload.tag[-1]),
+            (self.payload_read, arrived.payload.tag[-1]),
+        ):
             m.d.comb += [
                 reader.completions.payload.eq(arrived.payload),
                 reader.completions.valid.eq(arrived.valid & mine),
@@ -150,9 +172,12 @@ class Nic(wiring.Component):
 
         # The wire port.
         m.d.comb += [
-            self.wire.rx_valid.eq(self.rx_valid), self.wire.rx_beat.eq(self.rx_beat),
-            self.wire.tx_credit.eq(self.tx_credit), self.rx_credit.eq(self.wire.rx_credit),
-            self.tx_valid.eq(self.wire.tx_valid), self.tx_beat.eq(self.wire.tx_beat),
+            self.wire.rx_valid.eq(self.rx_valid),
+            self.wire.rx_beat.eq(self.rx_beat),
+            self.wire.tx_credit.eq(self.tx_credit),
+            self.rx_credit.eq(self.wire.rx_credit),
+            self.tx_valid.eq(self.wire.tx_valid),
+            self.tx_beat.eq(self.wire.tx_beat),
         ]
 
         blocks = self.blocks.values()
@@ -164,13 +189,23 @@ class Nic(wiring.Component):
 
     def _distribute(self, m):
         """Time, configuration and contexts to the blocks that have a port for them."""
-        sections = {"timing": {self.wire: self.wire_timing}, "mps_log2": {}, "mrrs_log2": {}, "now": {}}
+        sections = {
+            "timing": {self.wire: self.wire_timing},
+            "mps_log2": {},
+            "mrrs_log2": {},
+            "now": {},
+        }
         for block in self.blocks.values():
             for name in sections:
                 if hasattr(block, name):
-                    m.d.comb += getattr(block, name).eq(sections[name].get(block, getattr(self, name)))
+                    m.d.comb += getattr(block, name).eq(
+                        sections[name].get(block, getattr(self, name))
+                    )
             if hasattr(block, "config"):
-                m.d.comb += [block.config.valid.eq(self.config.valid), block.config.payload.eq(self.config.payload)]
+                m.d.comb += [
+                    block.config.valid.eq(self.config.valid),
+                    block.config.payload.eq(self.config.payload),
+                ]
         m.d.comb += [
             self.contexts.config.valid.eq(self.config.valid),
             self.contexts.config.payload.eq(self.config.payload),
@@ -179,7 +214,11 @@ class Nic(wiring.Component):
             self.wire.rx.eq(self.timing.rx),
             self.wire.faults.eq(self.faults),
         ]
-        for reader, port in ((self.doorbell.sq, self.contexts.doorbell), (self.wq_engine.sq, self.contexts.sq),
-                             (self.requester.tx, self.contexts.tx), (self.responder.rx, self.contexts.rx),
-                             (self.cq_engine.cq, self.contexts.cq)):
+        for reader, port in (
+            (self.doorbell.sq, self.contexts.doorbell),
+            (self.wq_engine.sq, self.contexts.sq),
+            (self.requester.tx, self.contexts.tx),
+            (self.responder.rx, self.contexts.rx),
+            (self.cq_engine.cq, self.contexts.cq),
+        ):
             m.d.comb += [port.address.eq(reader.address), reader.data.eq(port.data)]

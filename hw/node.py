@@ -1,4 +1,6 @@
-"""One node: GPU and host with their memories, the PCIe fabric, the NIC, and software's ports (decision 2)."""
+"""One node: GPU and host with their memories, the PCIe fabric, the NIC, and software's ports
+(decision 2).
+"""
 
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal
 from amaranth.lib import data, wiring
@@ -37,25 +39,28 @@ class Node(wiring.Component):
 
     Timing
     ------
-    Inputs are registered here, so what happens in engine cycle c is seen by the blocks in cycle c + 1, together with
+    Inputs are registered here, so what happens in engine cycle c is seen by the blocks in cycle c +
+    1, together with
     `now` = c.
     """
 
     def __init__(self, structure):
         self.structure = structure
-        super().__init__({
-            "node_id": In(8),
-            "now": In(NOW_BITS),
-            "mailbox_due": In(len(MAILBOXES)),
-            "rx_valid": In(1),
-            "rx_beat": In(WireBeat),
-            "tx_credit": In(1),
-            "tx_valid": Out(1),
-            "tx_beat": Out(WireBeat),
-            "rx_credit": Out(1),
-            "quiet": Out(1),
-            "next_due": Out(NOW_BITS),
-        })
+        super().__init__(
+            {
+                "node_id": In(8),
+                "now": In(NOW_BITS),
+                "mailbox_due": In(len(MAILBOXES)),
+                "rx_valid": In(1),
+                "rx_beat": In(WireBeat),
+                "tx_credit": In(1),
+                "tx_valid": Out(1),
+                "tx_beat": Out(WireBeat),
+                "rx_credit": Out(1),
+                "quiet": Out(1),
+                "next_due": Out(NOW_BITS),
+            }
+        )
         self.fabric = PcieFabric(structure)
         self.gpu, self.host = Processor(Port.GPU), Processor(Port.HOST)
         self.gpu_memory, self.host_memory = Memory(0), Memory(1)
@@ -72,7 +77,8 @@ class Node(wiring.Component):
         now = Signal(NOW_BITS)
         m.d.sync += [
             now.eq(self.now),
-            self.nic.rx_valid.eq(self.rx_valid), self.nic.rx_beat.eq(self.rx_beat),
+            self.nic.rx_valid.eq(self.rx_valid),
+            self.nic.rx_beat.eq(self.rx_beat),
             self.nic.tx_credit.eq(self.tx_credit),
         ]
         m.d.comb += [self.fabric.now.eq(now), self.nic.now.eq(now)]
@@ -92,15 +98,21 @@ class Node(wiring.Component):
 
         # The wire.
         m.d.comb += [
-            self.tx_valid.eq(self.nic.tx_valid), self.tx_beat.eq(self.nic.tx_beat),
+            self.tx_valid.eq(self.nic.tx_valid),
+            self.tx_beat.eq(self.nic.tx_beat),
             self.rx_credit.eq(self.nic.rx_credit),
         ]
 
         self._events(m)
         blocks = [self.fabric, self.gpu, self.host, self.gpu_memory, self.host_memory, self.nic]
         m.d.comb += [
-            self.quiet.eq(Cat(*(block.quiet for block in blocks)).all()
-                          & ~pending.any() & ~self.nic.rx_valid & ~self.nic.tx_credit & ~self._stalling),
+            self.quiet.eq(
+                Cat(*(block.quiet for block in blocks)).all()
+                & ~pending.any()
+                & ~self.nic.rx_valid
+                & ~self.nic.tx_credit
+                & ~self._stalling
+            ),
             self.next_due.eq(earliest(m, [block.due for block in blocks if hasattr(block, "due")])),
         ]
         return m
@@ -110,19 +122,36 @@ class Node(wiring.Component):
         pending = []
         self._config_command = Signal(Command)
         self._config_valid = Signal()
-        targets = [(self.gpu.commands.payload, self.gpu.commands.valid, self.gpu.commands.ready),
-                   (self.host.commands.payload, self.host.commands.valid, self.host.commands.ready),
-                   (self._config_command, self._config_valid, Const(1))]
+        targets = [
+            (self.gpu.commands.payload, self.gpu.commands.valid, self.gpu.commands.ready),
+            (self.host.commands.payload, self.host.commands.valid, self.host.commands.ready),
+            (self._config_command, self._config_valid, Const(1)),
+        ]
         for number, (command, valid, ready) in enumerate(targets):
             m.submodules[f"mailbox_{MAILBOXES[number]}"] = Instance(
-                "sim_mailbox", i_clk=ClockSignal(), i_node=self.node_id, i_port=Const(number, 8),
-                i_due=self.mailbox_due[number], i_ready=ready, o_valid=valid,
-                **{f"o_{field}": getattr(command, field) for field in ("op", "address", "length", "token", "data")})
+                "sim_mailbox",
+                i_clk=ClockSignal(),
+                i_node=self.node_id,
+                i_port=Const(number, 8),
+                i_due=self.mailbox_due[number],
+                i_ready=ready,
+                o_valid=valid,
+                **{
+                    f"o_{field}": getattr(command, field)
+                    for field in ("op", "address", "length", "token", "data")
+                },
+            )
             pending.append(valid)
         shown, kind, payload = Signal(), Signal(16), Signal(160)
         m.submodules.trace = Instance(
-            "sim_trace", i_clk=ClockSignal(), i_node=self.node_id, i_due=self.mailbox_due[3],
-            o_valid=shown, o_kind=kind, o_payload=payload)
+            "sim_trace",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_due=self.mailbox_due[3],
+            o_valid=shown,
+            o_kind=kind,
+            o_payload=payload,
+        )
         return Cat(*pending)
 
     def _configuration(self, m):
@@ -133,21 +162,27 @@ class Node(wiring.Component):
             write.index.eq(self._config_command.address[:16]),
             write.table.eq(self._config_command.address[32:36]),
             write.data.eq(self._config_command.data),
-            self.nic.config.valid.eq(self._config_valid), self.nic.config.payload.eq(write),
+            self.nic.config.valid.eq(self._config_valid),
+            self.nic.config.payload.eq(write),
         ]
         words = Signal(-(-data.Layout.cast(Timing).size // 512) * 512)
         with m.If(self._config_valid & (write.table == Table.TIMING)):
             with m.Switch(write.index):
                 for index in range(len(words) // 512):
                     with m.Case(index):
-                        m.d.sync += words[512 * index:512 * (index + 1)].eq(write.data)
-        timing = data.View(Timing, words[:data.Layout.cast(Timing).size])
+                        m.d.sync += words[512 * index : 512 * (index + 1)].eq(write.data)
+        timing = data.View(Timing, words[: data.Layout.cast(Timing).size])
         m.d.comb += [
             self.fabric.timing.eq(timing.pcie),
-            self.gpu_memory.timing.eq(timing.gpu_memory), self.host_memory.timing.eq(timing.host_memory),
-            self.nic.timing.eq(timing.nic), self.nic.wire_timing.eq(timing.wire), self.nic.faults.eq(timing.faults),
-            self.nic.mps_log2.eq(timing.pcie.mps_log2), self.nic.mrrs_log2.eq(timing.pcie.mrrs_log2),
-            self.gpu_memory.mps_log2.eq(timing.pcie.mps_log2), self.host_memory.mps_log2.eq(timing.pcie.mps_log2),
+            self.gpu_memory.timing.eq(timing.gpu_memory),
+            self.host_memory.timing.eq(timing.host_memory),
+            self.nic.timing.eq(timing.nic),
+            self.nic.wire_timing.eq(timing.wire),
+            self.nic.faults.eq(timing.faults),
+            self.nic.mps_log2.eq(timing.pcie.mps_log2),
+            self.nic.mrrs_log2.eq(timing.pcie.mrrs_log2),
+            self.gpu_memory.mps_log2.eq(timing.pcie.mps_log2),
+            self.host_memory.mps_log2.eq(timing.pcie.mps_log2),
         ]
 
     def _processor_side(self, m, port, processor, memory):
@@ -162,18 +197,39 @@ class Node(wiring.Component):
         connect(m, processor.stores, memory.stores)
 
         m.submodules[f"{port.name.lower()}_bytes"] = Instance(
-            "sim_memory", i_clk=ClockSignal(), i_node=self.node_id, i_memory=Const(port is Port.HOST, 8),
-            i_pw_en=memory.pw_en, i_pw_addr=memory.pw_addr, i_pw_be=memory.pw_be, i_pw_data=memory.pw_data,
-            i_fw_en=memory.fw_en, i_fw_addr=memory.fw_addr, i_fw_be=memory.fw_be, i_fw_data=memory.fw_data,
-            i_fr_en=memory.fr_en, i_fr_addr=memory.fr_addr, o_fr_data=memory.fr_data,
-            i_pr_en=Const(0), i_pr_addr=Const(0, 64), o_pr_data=Signal(512, name=f"{port.name.lower()}_pr_data"))
+            "sim_memory",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_memory=Const(port is Port.HOST, 8),
+            i_pw_en=memory.pw_en,
+            i_pw_addr=memory.pw_addr,
+            i_pw_be=memory.pw_be,
+            i_pw_data=memory.pw_data,
+            i_fw_en=memory.fw_en,
+            i_fw_addr=memory.fw_addr,
+            i_fw_be=memory.fw_be,
+            i_fw_data=memory.fw_data,
+            i_fr_en=memory.fr_en,
+            i_fr_addr=memory.fr_addr,
+            o_fr_data=memory.fr_data,
+            i_pr_en=Const(0),
+            i_pr_addr=Const(0, 64),
+            o_pr_data=Signal(512, name=f"{port.name.lower()}_pr_data"),
+        )
         m.submodules[f"{port.name.lower()}_response"] = Instance(
-            "sim_response", i_clk=ClockSignal(), i_node=self.node_id,
+            "sim_response",
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
             i_port=Const(MAILBOXES.index("gpu" if port is Port.GPU else "cpu"), 8),
-            i_valid=processor.response.valid, i_token=processor.response.token, i_data=processor.response.data)
+            i_valid=processor.response.valid,
+            i_token=processor.response.token,
+            i_data=processor.response.data,
+        )
 
     def _events(self, m):
-        """Every probe of every block to the event log; stall meters keep the node awake until they have reported."""
+        """Every probe of every block to the event log; stall meters keep the node awake until they
+        have reported.
+        """
         blocks = {"gpu_memory": self.gpu_memory, "host_memory": self.host_memory, **self.nic.blocks}
         blocks |= {f"link_{number}": link for number, link in enumerate(self.fabric.links)}
         stalls = []
@@ -181,8 +237,13 @@ class Node(wiring.Component):
             for name, kind, probe in probes(block):
                 payload = probe.payload.as_value()
                 m.submodules[f"event_{block_name}_{name}"] = Instance(
-                    "sim_event", i_clk=ClockSignal(), i_node=self.node_id, i_kind=Const(kind.value, 16),
-                    i_valid=probe.valid, i_payload=Cat(payload, Const(0, 160 - len(payload))))
+                    "sim_event",
+                    i_clk=ClockSignal(),
+                    i_node=self.node_id,
+                    i_kind=Const(kind.value, 16),
+                    i_valid=probe.valid,
+                    i_payload=Cat(payload, Const(0, 160 - len(payload))),
+                )
                 if name.startswith("on_stall"):
                     stalls.append(probe.valid | probe.payload.active)
         self._stalling = Signal()

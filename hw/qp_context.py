@@ -1,7 +1,7 @@
 """Contexts of the queues: tables that the configuration bus writes and the blocks read."""
 
-from amaranth.hdl import Module, Signal
-from amaranth.lib import data, memory, wiring
+from amaranth.hdl import Module
+from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import ConfigWrite, CqContext, RxContext, SqContext, Table, TxContext
@@ -48,19 +48,22 @@ class QpContext(wiring.Component):
 
     Timing
     ------
-    One read per port and cycle; a read in the cycle of a write of the same entry gives the old context.
+    One read per port and cycle; a read in the cycle of a write of the same entry gives the old
+    context.
     """
 
     def __init__(self, structure):
         self._structure = structure
-        super().__init__({
-            "config": In(ConfigPort()),
-            "doorbell": In(ContextPort(SqContext)),
-            "sq": In(ContextPort(SqContext)),
-            "tx": In(ContextPort(TxContext)),
-            "rx": In(ContextPort(RxContext)),
-            "cq": In(ContextPort(CqContext)),
-        })
+        super().__init__(
+            {
+                "config": In(ConfigPort()),
+                "doorbell": In(ContextPort(SqContext)),
+                "sq": In(ContextPort(SqContext)),
+                "tx": In(ContextPort(TxContext)),
+                "rx": In(ContextPort(RxContext)),
+                "cq": In(ContextPort(CqContext)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -71,7 +74,9 @@ class QpContext(wiring.Component):
             Table.CQ: (CqContext, [self.cq]),
         }
         for table, (shape, ports) in readers.items():
-            m.submodules[table.name.lower()] = store = memory.Memory(shape=shape, depth=self._structure.qps, init=[])
+            m.submodules[table.name.lower()] = store = memory.Memory(
+                shape=shape, depth=self._structure.qps, init=[]
+            )
             write = store.write_port()
             m.d.comb += [
                 write.addr.eq(self.config.payload.index),

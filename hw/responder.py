@@ -159,10 +159,11 @@ class Responder(wiring.Component):
 
     Timing
     ------
-    First beat accepted at t: its first full or only line and its WriteRequest are valid at t + 2.
-    ACK: last line of the packet buffered at s (s = t + 1 for the last beat accepted at t, one more
-    if the bytes spill into one more line; for an empty packet t + 1): valid at s + 1 + max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes
-    one cycle more. 512 ACKs may wait: beyond them packets wait.
+    First beat accepted at t: its first full or only line and its WriteRequest are valid at t +
+    2. ACK: last line of the packet buffered at s (s = t + 1 for the last beat accepted at t,
+    one more if the bytes spill into one more line; for an empty packet t + 1): valid at s + 1 +
+    max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes one
+    cycle more. 512 ACKs may wait: beyond them packets wait.
     """
 
     def __init__(self, structure):

@@ -1,6 +1,7 @@
 """Where things lie in a node's memories, and the bus addresses by which devices reach them.
 
-A memory has 64 GiB of address space, of which only what is touched takes room. Offsets are the same in GPU and host memory, so
+A memory has 64 GiB of address space, of which only what is touched takes room. Offsets are the same
+in GPU and host memory, so
 that a queue can live in either.
 """
 
@@ -8,8 +9,20 @@ from hw.formats.mlx5 import BLOCK_BYTES, UAR_PAGE_BYTES, UAR_REGISTER_OFFSET
 from hw.formats.tlp import BAR_SHIFT, Port
 
 __all__ = [
-    "CHANNEL", "COMPLETE", "CQ", "DATA", "MEMORIES", "QUIET_ACK", "QUIET_ISSUE", "RECORD", "SQ", "bus",
-    "cq_offset", "record_offset", "sq_offset", "uar_register",
+    "CHANNEL",
+    "COMPLETE",
+    "CQ",
+    "DATA",
+    "MEMORIES",
+    "QUIET_ACK",
+    "QUIET_ISSUE",
+    "RECORD",
+    "SQ",
+    "bus",
+    "cq_offset",
+    "record_offset",
+    "sq_offset",
+    "uar_register",
 ]
 
 #: Memory name to device; the number of a memory is its position.

@@ -19,7 +19,16 @@ from .agents.context import Landmarks, Thread
 from .agents.gda_minimal import GdaQueue
 from .agents.ibrc import Channel, GpuSide, Proxy
 from .agents.queue import SendQueue
-from .job import EVENTS_FILE, MESSAGE_COLUMNS, RECORDING_FILE, Job, Messages, QueueState, Status, progress_line
+from .job import (
+    EVENTS_FILE,
+    MESSAGE_COLUMNS,
+    RECORDING_FILE,
+    Job,
+    Messages,
+    QueueState,
+    Status,
+    progress_line,
+)
 from .machine import Machine
 from .plan import wqe_blocks
 from .scenario import load
@@ -44,15 +53,20 @@ class Bench:
         self._queues, self._channels = {}, {}
         self._proxy_queues = defaultdict(dict)
         self._regions = {
-            (r.node, r.name): (addresses.DATA + r.offset, addresses.bus(r.memory, addresses.DATA + r.offset), r.memory,
-                               self.plan.key(r.node, r.name))
-            for r in self.plan.regions}
+            (r.node, r.name): (
+                addresses.DATA + r.offset,
+                addresses.bus(r.memory, addresses.DATA + r.offset),
+                r.memory,
+                self.plan.key(r.node, r.name),
+            )
+            for r in self.plan.regions
+        }
         #: Message number to its WQE.
         self.posted = {}
         self.ended, self.reason = "done", ""
         self._started = time.monotonic()
 
-    # Before cycle 0 -----------------------------------------------------------------------------------------------
+    # Before cycle 0 -------------------------------------------------------------------------------
 
     def bring_up(self):
         """Links, contexts, registered memory, and the proxies."""
@@ -61,10 +75,16 @@ class Bench:
         for a, b in ((0, 1), (1, 0)):
             machine.link(a, b, propagation)
         for region in self.plan.regions:
-            machine.preload(region.node, region.memory, addresses.DATA + region.offset,
-                            image.initial(region, scenario.seed).tobytes())
+            machine.preload(
+                region.node,
+                region.memory,
+                addresses.DATA + region.offset,
+                image.initial(region, scenario.seed).tobytes(),
+            )
         connect.prepare(machine, scenario, self.path)
-        for due, (node, table, index, data) in enumerate(connect.configuration(scenario, self.path)):
+        for due, (node, table, index, data) in enumerate(
+            connect.configuration(scenario, self.path)
+        ):
             machine.node(node).configure(table.value, index, data, due=due)
             self._ready_at = due + 2
         if self.path == "ibrc":
@@ -77,7 +97,15 @@ class Bench:
         # A request names a peer and a QP between the two; the proxy keeps a queue for each.
         pairs = {(m.peer, m.qp) for m in self.plan.messages if m.node == number}
         queues = {qp << 6 | peer: self._queue(number, peer, qp) for peer, qp in sorted(pairs)}
-        proxy = Proxy(node, channel, queues, scenario.cpu, scenario.proxy, self._marks[number], self._resolver(number))
+        proxy = Proxy(
+            node,
+            channel,
+            queues,
+            scenario.cpu,
+            scenario.proxy,
+            self._marks[number],
+            self._resolver(number),
+        )
         self.machine.spawn(proxy.run(), name=f"proxy of node {number}", daemon=True)
 
     def _queue(self, number, peer, qp):
@@ -86,15 +114,22 @@ class Bench:
         if (number, context) not in self._queues:
             queues, memory = self.scenario.queues, connect.PATH_MEMORY[self.path]
             self._queues[number, context] = SendQueue(
-                self.machine.node(number), processor="gpu" if memory == "gpu" else "cpu", memory=memory, qp=context,
-                qpn=connect.qpn(number, context), depth=queues.sq_depth, cq_depth=queues.cq_depth,
-                collapsed=queues.cq == "collapsed", on_post=self._on_post)
+                self.machine.node(number),
+                processor="gpu" if memory == "gpu" else "cpu",
+                memory=memory,
+                qp=context,
+                qpn=connect.qpn(number, context),
+                depth=queues.sq_depth,
+                cq_depth=queues.cq_depth,
+                collapsed=queues.cq == "collapsed",
+                on_post=self._on_post,
+            )
         return self._queues[number, context]
 
     def _on_post(self, posted, qp):
         self.posted[posted.message.number] = (qp, posted)
 
-    # Where messages are -------------------------------------------------------------------------------------------
+    # Where messages are ---------------------------------------------------------------------------
 
     def _place(self, node, name, offset):
         """(bus address, offset in memory, memory, key) of a byte of a region."""
@@ -106,22 +141,44 @@ class Bench:
         target, _, _, rkey = self._place(message.peer, message.remote_region, message.remote_offset)
         payload = None
         if self.plan.inlined(message, self.path):
-            payload = self.machine.memory(message.node, memory)[at:at + message.size].tobytes()
+            payload = self.machine.memory(message.node, memory)[at : at + message.size].tobytes()
         return source, lkey, target, rkey, payload
 
     def _request(self, message):
         source, *_ = self._place(message.node, message.region, message.offset)
-        _, offset, memory, _ = self._place(message.peer, message.remote_region, message.remote_offset)
+        _, offset, memory, _ = self._place(
+            message.peer, message.remote_region, message.remote_offset
+        )
         # The remote offset is relative to the heap, which spans GPU memory here.
         assert memory == "gpu", "a proxied put targets GPU memory"
-        return PutRequest(roffset=offset, laddr=source, size=message.size, pe=message.peer, qp=message.qp << 6 | message.peer)
+        return PutRequest(
+            roffset=offset,
+            laddr=source,
+            size=message.size,
+            pe=message.peer,
+            qp=message.qp << 6 | message.peer,
+        )
 
     def _resolver(self, number):
-        regions = [(addresses.bus(r.memory, addresses.DATA + r.offset), r.size, r.node, self.plan.key(r.node, r.name))
-                   for r in self.plan.regions]
+        regions = [
+            (
+                addresses.bus(r.memory, addresses.DATA + r.offset),
+                r.size,
+                r.node,
+                self.plan.key(r.node, r.name),
+            )
+            for r in self.plan.regions
+        ]
 
         def key(node, address):
-            return next((key for base, size, owner, key in regions if owner == node and base <= address < base + size), 0)
+            return next(
+                (
+                    key
+                    for base, size, owner, key in regions
+                    if owner == node and base <= address < base + size
+                ),
+                0,
+            )
 
         def resolve(request):
             target = addresses.bus("gpu", request.roffset)
@@ -129,7 +186,7 @@ class Bench:
 
         return resolve
 
-    # The run ------------------------------------------------------------------------------------------------------
+    # The run --------------------------------------------------------------------------------------
 
     async def direct(self):
         """Phases one after the other; in each, all producers at once."""
@@ -140,7 +197,11 @@ class Bench:
                 message = self.plan.messages[number]
                 by_thread[message.node, message.peer, message.qp, message.producer].append(message)
             window = phase.workload.window if phase.workload else len(phase.messages)
-            agents = self._gda(by_thread, window) if self.path == "gda_minimal" else self._proxied(by_thread, window)
+            agents = (
+                self._gda(by_thread, window)
+                if self.path == "gda_minimal"
+                else self._proxied(by_thread, window)
+            )
             for task in [self.machine.spawn(agent.run(), name=name) for name, agent in agents]:
                 await task
 
@@ -153,14 +214,32 @@ class Bench:
             threads[node, peer, qp].append(Thread(producer, messages, window, self._blocks))
         for (node, peer, qp), members in threads.items():
             queue = self._queue(node, peer, qp)
-            yield f"GPU of node {node}, QP {queue.qp}", GdaQueue(
-                self.machine.node(node), queue, self.scenario.gpu, members, self._marks[node], self._locate)
+            yield (
+                f"GPU of node {node}, QP {queue.qp}",
+                GdaQueue(
+                    self.machine.node(node),
+                    queue,
+                    self.scenario.gpu,
+                    members,
+                    self._marks[node],
+                    self._locate,
+                ),
+            )
 
     def _proxied(self, by_thread, window):
         for (node, _, _, producer), messages in by_thread.items():
-            yield f"GPU of node {node}, producer {producer}", GpuSide(
-                self.machine.node(node), self._channels[node], self.scenario.gpu, self.scenario.proxy,
-                Thread(producer, messages, window), self._marks[node], self._request)
+            yield (
+                f"GPU of node {node}, producer {producer}",
+                GpuSide(
+                    self.machine.node(node),
+                    self._channels[node],
+                    self.scenario.gpu,
+                    self.scenario.proxy,
+                    Thread(producer, messages, window),
+                    self._marks[node],
+                    self._request,
+                ),
+            )
 
     async def watch_progress(self):
         """Reports progress, and stops a run in which none is made."""
@@ -191,16 +270,30 @@ class Bench:
         machine, check = self.machine, self.scenario.check
         machine.spawn(self.direct(), name="director")
         machine.spawn(self.watch_progress(), name="watchdog", daemon=True)
-        outcome = await machine.run(cycle_limit=cycles(check.max_us * 1000), skip=job.skip_idle, record=job.record)
+        outcome = await machine.run(
+            cycle_limit=cycles(check.max_us * 1000), skip=job.skip_idle, record=job.record
+        )
         if self.ended == "done" and outcome.reason != "done":
             self.ended = "hang" if outcome.reason == "hang" else "limit"
-            self.reason = {"hang": "nothing can happen any more", "limit": f"{check.max_us:g} us are used up"}.get(
-                outcome.reason, outcome.reason)
+            self.reason = {
+                "hang": "nothing can happen any more",
+                "limit": f"{check.max_us:g} us are used up",
+            }.get(outcome.reason, outcome.reason)
         return Status(
-            ended=self.ended, reason=self.reason, cycles=outcome.cycles, wall_s=outcome.wall_s, wakes=outcome.wakes,
-            node_cycles=outcome.node_cycles, waiting=outcome.unfinished,
-            queues=tuple(QueueState(node=node, qp=qp, posted=queue.posted, rung=queue.rung, completed=queue.done)
-                         for (node, qp), queue in sorted(self._queues.items())))
+            ended=self.ended,
+            reason=self.reason,
+            cycles=outcome.cycles,
+            wall_s=outcome.wall_s,
+            wakes=outcome.wakes,
+            node_cycles=outcome.node_cycles,
+            waiting=outcome.unfinished,
+            queues=tuple(
+                QueueState(
+                    node=node, qp=qp, posted=queue.posted, rung=queue.rung, completed=queue.done
+                )
+                for (node, qp), queue in sorted(self._queues.items())
+            ),
+        )
 
     def messages(self):
         """What software did with each message."""
@@ -209,15 +302,30 @@ class Bench:
             qp, posted = self.posted.get(message.number, (-1, None))
             inline = self.plan.inlined(message, self.path)
             signaled = message.signaled or self.path == "ibrc"
-            rows.append((
-                message.number, message.group, message.node, message.peer, message.producer, qp,
-                posted.index & 0xffff if posted else -1, self._blocks(message), message.size, int(inline),
-                int(signaled), int(bool(posted and posted.next_index <= self._queues[message.node, qp].done))))
-        return Messages(columns={name: [row[i] for row in rows] for i, name in enumerate(MESSAGE_COLUMNS)})
+            rows.append(
+                (
+                    message.number,
+                    message.group,
+                    message.node,
+                    message.peer,
+                    message.producer,
+                    qp,
+                    posted.index & 0xFFFF if posted else -1,
+                    self._blocks(message),
+                    message.size,
+                    int(inline),
+                    int(signaled),
+                    int(bool(posted and posted.next_index <= self._queues[message.node, qp].done)),
+                )
+            )
+        return Messages(
+            columns={name: [row[i] for row in rows] for i, name in enumerate(MESSAGE_COLUMNS)}
+        )
 
 
 @cocotb.test()
 async def main(dut):
+    """Run the job of the working directory."""
     job = Job.load(".")
     scenario = load(job.scenario)
     bench = Bench(Machine(dut), scenario, job.path)

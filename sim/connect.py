@@ -1,4 +1,6 @@
-"""Brings up the queues of a run: contexts, timing words, completion rings. Stands for the control path, which is out of scope."""
+"""Brings up the queues of a run: contexts, timing words, completion rings. Stands for the control
+path, which is out of scope.
+"""
 
 from hw.formats import context
 from hw.formats.layout import Codec
@@ -10,7 +12,9 @@ __all__ = ["PATH_MEMORY", "configuration", "prepare", "qpn"]
 #: Memory in which a path keeps its rings.
 PATH_MEMORY = {"gda_minimal": "gpu", "ibrc": "host"}
 
-_sq, _tx, _rx, _cq = (Codec(getattr(context, name)) for name in ("SqContext", "TxContext", "RxContext", "CqContext"))
+_sq, _tx, _rx, _cq = (
+    Codec(getattr(context, name)) for name in ("SqContext", "TxContext", "RxContext", "CqContext")
+)
 
 
 def qpn(node, index):
@@ -23,7 +27,10 @@ def configuration(scenario, path):
     memory, queues = PATH_MEMORY[path], scenario.queues
     writes = []
     for node in range(scenario.nodes.count):
-        writes += [(node, context.Table.TIMING, index, word) for index, word in enumerate(scenario.timing_words(node))]
+        writes += [
+            (node, context.Table.TIMING, index, word)
+            for index, word in enumerate(scenario.timing_words(node))
+        ]
     collapsed = queues.cq == "collapsed"
     mtu_log2 = scenario.nic.mtu_bytes.bit_length() - 1
     for connection in scenario.plan.connections:
@@ -32,14 +39,30 @@ def configuration(scenario, path):
             common = {"valid": 1, "qpn": qpn(node, index)}
             peers = {"peer_qpn": qpn(peer, peer_index), "peer_node": peer, "mtu_log2": mtu_log2}
             writes += [
-                (node, context.Table.SQ, index, _sq.pack(
-                    base=addresses.bus(memory, addresses.sq_offset(index, queues.sq_depth)),
-                    depth_log2=queues.sq_depth.bit_length() - 1, mtu_log2=mtu_log2, **common)),
+                (
+                    node,
+                    context.Table.SQ,
+                    index,
+                    _sq.pack(
+                        base=addresses.bus(memory, addresses.sq_offset(index, queues.sq_depth)),
+                        depth_log2=queues.sq_depth.bit_length() - 1,
+                        mtu_log2=mtu_log2,
+                        **common,
+                    ),
+                ),
                 (node, context.Table.TX, index, _tx.pack(**common, **peers)),
                 (node, context.Table.RX, index, _rx.pack(**common, **peers)),
-                (node, context.Table.CQ, index, _cq.pack(
-                    base=addresses.bus(memory, addresses.cq_offset(index, _cq_entries(queues))),
-                    depth_log2=_cq_entries(queues).bit_length() - 1, collapsed=collapsed, **common)),
+                (
+                    node,
+                    context.Table.CQ,
+                    index,
+                    _cq.pack(
+                        base=addresses.bus(memory, addresses.cq_offset(index, _cq_entries(queues))),
+                        depth_log2=_cq_entries(queues).bit_length() - 1,
+                        collapsed=collapsed,
+                        **common,
+                    ),
+                ),
             ]
     return writes
 
@@ -48,8 +71,13 @@ def prepare(machine, scenario, path):
     """Fills completion rings with ones, as software does, before cycle 0."""
     entries = _cq_entries(scenario.queues)
     for connection in scenario.plan.connections:
-        for node, index in ((connection.a, connection.a_context), (connection.b, connection.b_context)):
-            machine.preload(node, PATH_MEMORY[path], addresses.cq_offset(index, entries), b"\xff" * 64 * entries)
+        for node, index in (
+            (connection.a, connection.a_context),
+            (connection.b, connection.b_context),
+        ):
+            machine.preload(
+                node, PATH_MEMORY[path], addresses.cq_offset(index, entries), b"\xff" * 64 * entries
+            )
 
 
 def _cq_entries(queues):

@@ -1,4 +1,6 @@
-"""What registered memory holds before a run: random bytes that follow from the seed, so that no two places look alike."""
+"""What registered memory holds before a run: random bytes that follow from the seed, so that no two
+places look alike.
+"""
 
 import numpy as np
 
@@ -11,4 +13,6 @@ def initial(region, seed):
     The same region of the same seed always has the same bytes, whatever else the scenario holds.
     """
     name = int.from_bytes(region.name.encode(), "little")
-    return np.random.default_rng([seed, region.node, name]).integers(0, 256, region.size, dtype=np.uint8)
+    return np.random.default_rng([seed, region.node, name]).integers(
+        0, 256, region.size, dtype=np.uint8
+    )

@@ -3,7 +3,15 @@
 from hw.formats import mlx5
 from hw.formats.layout import Codec
 
-__all__ = ["CQE_ERROR_OPCODE", "doorbell", "inline_capacity", "read_cqe", "record", "write", "write_inline"]
+__all__ = [
+    "CQE_ERROR_OPCODE",
+    "doorbell",
+    "inline_capacity",
+    "read_cqe",
+    "record",
+    "write",
+    "write_inline",
+]
 
 CQE_ERROR_OPCODE = mlx5.CqeOpcode.REQ_ERR.value
 
@@ -19,10 +27,16 @@ def _padded(wqe):
 def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled):
     """RDMA WRITE with one data segment: one block, of which 48 bytes count."""
     return _padded(
-        _ctrl.pack(wqe_index=index & 0xffff, opcode=_WRITE, qpn=qpn, ds=3,
-                   fm_ce_se=mlx5.CE_ALWAYS if signaled else 0)
+        _ctrl.pack(
+            wqe_index=index & 0xFFFF,
+            opcode=_WRITE,
+            qpn=qpn,
+            ds=3,
+            fm_ce_se=mlx5.CE_ALWAYS if signaled else 0,
+        )
         + _raddr.pack(raddr=raddr, rkey=rkey)
-        + _data.pack(byte_count=length, lkey=lkey, address=laddr))
+        + _data.pack(byte_count=length, lkey=lkey, address=laddr)
+    )
 
 
 def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
@@ -30,10 +44,16 @@ def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
     segment += bytes(-len(segment) % 16)
     return _padded(
-        _ctrl.pack(wqe_index=index & 0xffff, opcode=_WRITE, qpn=qpn, ds=2 + len(segment) // 16,
-                   fm_ce_se=mlx5.CE_ALWAYS if signaled else 0)
+        _ctrl.pack(
+            wqe_index=index & 0xFFFF,
+            opcode=_WRITE,
+            qpn=qpn,
+            ds=2 + len(segment) // 16,
+            fm_ce_se=mlx5.CE_ALWAYS if signaled else 0,
+        )
         + _raddr.pack(raddr=raddr, rkey=rkey)
-        + segment)
+        + segment
+    )
 
 
 def inline_capacity(blocks):
@@ -43,12 +63,12 @@ def inline_capacity(blocks):
 
 def doorbell(*, qpn, index, opcode=0, ds=0):
     """The 8 bytes stored to a UAR register (GPU stacks: the next index, opcode and ds 0)."""
-    return _doorbell.pack(index=index & 0xffff, opcode=opcode, qpn=qpn, ds=ds)
+    return _doorbell.pack(index=index & 0xFFFF, opcode=opcode, qpn=qpn, ds=ds)
 
 
 def record(index):
     """The send word of a doorbell record."""
-    return (index & 0xffff).to_bytes(4, "big")
+    return (index & 0xFFFF).to_bytes(4, "big")
 
 
 def read_cqe(raw):

@@ -31,7 +31,7 @@ class ReadLine(data.Struct):
 
 
 class WriteRequest(data.Struct):
-    """Announces a write; its lines follow on the stream beside it, in the lanes of their address."""
+    """Announces a write; its lines follow on the stream beside it, in their address's lanes."""
 
     address: ADDRESS_BITS
     #: 1 to 4096.

@@ -9,9 +9,26 @@ from amaranth.lib import data
 from .tlp import Mark, TlpClass
 
 __all__ = [
-    "EVENTS", "AckReceived", "Commit", "CqeIssued", "DropReason", "Dropped", "EventKind", "FetchRequested",
-    "Fetched", "PayloadArrived", "PayloadRequested", "Retired", "RingSeen", "RxLast", "SoftwareEvent",
-    "Stall", "StallCause", "TlpSent", "TxFirst", "TxLast",
+    "EVENTS",
+    "AckReceived",
+    "Commit",
+    "CqeIssued",
+    "DropReason",
+    "Dropped",
+    "EventKind",
+    "FetchRequested",
+    "Fetched",
+    "PayloadArrived",
+    "PayloadRequested",
+    "Retired",
+    "RingSeen",
+    "RxLast",
+    "SoftwareEvent",
+    "Stall",
+    "StallCause",
+    "TlpSent",
+    "TxFirst",
+    "TxLast",
 ]
 
 from amaranth.lib import enum
@@ -226,15 +243,25 @@ class Stall(data.Struct):
     #: Which instance: link number, or 0.
     where: 4
     cycles: 32
-    #: High while the stall lasts (then nothing is logged): the node must not sleep, or cycles would go uncounted.
+    #: High while the stall lasts (then nothing is logged): the node must not sleep, or cycles would
+    #: go uncounted.
     active: 1
 
 
 #: Payload layout of each kind.
 EVENTS = {
-    **{kind: SoftwareEvent for kind in (
-        EventKind.ISSUE, EventKind.WQE_WRITTEN, EventKind.RING, EventKind.SEEN, EventKind.REQUEST_WRITTEN,
-        EventKind.PROXY_SEEN, EventKind.PROXY_POSTED)},
+    **dict.fromkeys(
+        (
+            EventKind.ISSUE,
+            EventKind.WQE_WRITTEN,
+            EventKind.RING,
+            EventKind.SEEN,
+            EventKind.REQUEST_WRITTEN,
+            EventKind.PROXY_SEEN,
+            EventKind.PROXY_POSTED,
+        ),
+        SoftwareEvent,
+    ),
     EventKind.RING_SEEN: RingSeen,
     EventKind.FETCH_REQUESTED: FetchRequested,
     EventKind.FETCHED: Fetched,

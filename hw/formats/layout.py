@@ -34,12 +34,12 @@ def size(layout):
 
 def reverse_bytes(value):
     """The value with its byte order reversed (memory lanes to network order and back)."""
-    return Cat(*(value[i:i + 8] for i in reversed(range(0, len(value), 8))))
+    return Cat(*(value[i : i + 8] for i in reversed(range(0, len(value), 8))))
 
 
 def lanes(layout, line, offset):
     """A network-order view of `layout` at byte `offset` of a memory line (lane i = bits 8i)."""
-    return data.View(layout, reverse_bytes(line[8 * offset:8 * (offset + size(layout))]))
+    return data.View(layout, reverse_bytes(line[8 * offset : 8 * (offset + size(layout))]))
 
 
 class Codec:

@@ -1,7 +1,8 @@
 """mlx5 send WQE segments, CQE, doorbell and doorbell record.
 
 Ref: rdma-core providers/mlx5 (wqe.h, mlx5dv.h), NVSHMEM and DOCA device headers; field meanings
-as read there. All big-endian. A WQE is counted in octowords (16 B) by `ds` and in blocks (WQEBB, 64 B)
+as read there. All big-endian. A WQE is counted in octowords (16 B) by `ds` and in blocks (WQEBB, 64
+B)
 by indices.
 """
 
@@ -10,9 +11,25 @@ from amaranth.lib import enum
 from .layout import network, size
 
 __all__ = [
-    "BLOCK_BYTES", "CE_ALWAYS", "COLLAPSED_EMPTY_COUNTER", "DATA_OFFSET", "INLINE_FLAG",
-    "UAR_BF_SIZE", "UAR_PAGE_BYTES", "UAR_REGISTER_OFFSET", "Ctrl", "Cqe", "CqeError", "CqeOpcode",
-    "Data", "Doorbell", "DoorbellRecord", "InlineHeader", "Raddr", "WqeOpcode", "blocks_of",
+    "BLOCK_BYTES",
+    "CE_ALWAYS",
+    "COLLAPSED_EMPTY_COUNTER",
+    "DATA_OFFSET",
+    "INLINE_FLAG",
+    "UAR_BF_SIZE",
+    "UAR_PAGE_BYTES",
+    "UAR_REGISTER_OFFSET",
+    "Cqe",
+    "CqeError",
+    "CqeOpcode",
+    "Ctrl",
+    "Data",
+    "Doorbell",
+    "DoorbellRecord",
+    "InlineHeader",
+    "Raddr",
+    "WqeOpcode",
+    "blocks_of",
 ]
 
 #: One WQE basic block.
@@ -28,16 +45,16 @@ UAR_BF_SIZE = 256
 #: Byte offset of the first data segment of a WRITE (behind ctrl and raddr).
 DATA_OFFSET = 32
 #: wqe_counter of a CQ slot that was filled with 0xff: nothing done yet.
-COLLAPSED_EMPTY_COUNTER = 0xffff
+COLLAPSED_EMPTY_COUNTER = 0xFFFF
 
 
 class WqeOpcode(enum.Enum, shape=8):
     NOP = 0x00
     WRITE = 0x08
     WRITE_IMM = 0x09
-    SEND = 0x0a
-    SEND_IMM = 0x0b
-    WAIT = 0x0f
+    SEND = 0x0A
+    SEND_IMM = 0x0B
+    WAIT = 0x0F
     READ = 0x10
     COMPARE_SWAP = 0x11
     FETCH_ADD = 0x12

@@ -11,7 +11,7 @@ from .layout import network, size
 __all__ = ["ACK_SYNDROME", "Aeth", "Bth", "Extended", "Reth", "RoceOpcode", "WireBeat"]
 
 #: AETH syndrome of a plain ACK with unlimited credits.
-ACK_SYNDROME = 0x1f
+ACK_SYNDROME = 0x1F
 
 
 class RoceOpcode(enum.Enum, shape=8):
@@ -20,7 +20,7 @@ class RoceOpcode(enum.Enum, shape=8):
     WRITE_FIRST = 0x06
     WRITE_MIDDLE = 0x07
     WRITE_LAST = 0x08
-    WRITE_ONLY = 0x0a
+    WRITE_ONLY = 0x0A
     ACK = 0x11
 
 

@@ -10,8 +10,17 @@ from amaranth.lib import data, enum
 from .layout import network, size
 
 __all__ = [
-    "ADDRESS_BITS", "BAR_SHIFT", "CompletionBeat", "CompletionHeader", "Mark", "MarkKind", "MemoryHeader", "Port",
-    "PostedBeat", "ReadBeat", "TlpClass",
+    "ADDRESS_BITS",
+    "BAR_SHIFT",
+    "CompletionBeat",
+    "CompletionHeader",
+    "Mark",
+    "MarkKind",
+    "MemoryHeader",
+    "Port",
+    "PostedBeat",
+    "ReadBeat",
+    "TlpClass",
 ]
 
 #: Bus addresses: bits 47:44 say which device owns the address.
@@ -118,7 +127,7 @@ assert size(CompletionHeader) == 12
 
 
 class PostedBeat(data.Struct):
-    """One beat of a memory write. Bytes sit in their own lanes: byte of address a in lane a mod 64."""
+    """One beat of a memory write; the byte of address a sits in lane a mod 64."""
 
     data: unsigned(512)
     #: Address of the first byte in this beat.

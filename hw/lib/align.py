@@ -67,12 +67,14 @@ class Realigner(wiring.Component):
     """
 
     def __init__(self):
-        super().__init__({
-            "i": In(stream.Signature(Line)),
-            "start": In(6),
-            "o": Out(stream.Signature(Line)),
-            "empty": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(Line)),
+                "start": In(6),
+                "o": Out(stream.Signature(Line)),
+                "empty": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -90,7 +92,8 @@ class Realigner(wiring.Component):
         m.d.comb += amount.eq(position - self.i.payload.lane)
         rotated = rotate_left_bytes(m, self.i.payload.data, amount, "rotated")
 
-        # Lanes from `position` up take the new bytes, those below keep the held ones: one shift of a word of ones, so that
+        # Lanes from `position` up take the new bytes, those below keep the held ones: one shift of
+        # a word of ones, so that
         # a simulator has one operation for all lanes.
         above, keep_bits = Signal(7), Signal(512)
         m.d.comb += [

@@ -32,10 +32,12 @@ class Arbiter(wiring.Component):
 
     def __init__(self, shape, count, *, packets=False, priority=False):
         self._count, self._packets, self._priority = count, packets, priority
-        super().__init__({
-            "i": In(stream.Signature(shape)).array(count),
-            "o": Out(stream.Signature(shape)),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape)).array(count),
+                "o": Out(stream.Signature(shape)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

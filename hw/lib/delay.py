@@ -15,7 +15,7 @@ def earliest(m, dues):
     """The smallest of several due cycles, as a tree of minima."""
     dues = list(dues)
     while len(dues) > 1:
-        pairs = [dues[i:i + 2] for i in range(0, len(dues), 2)]
+        pairs = [dues[i : i + 2] for i in range(0, len(dues), 2)]
         dues = []
         for pair in pairs:
             if len(pair) == 1:
@@ -59,14 +59,16 @@ class DelayLine(wiring.Component):
         if depth < 2 or depth & (depth - 1):
             raise ValueError(f"delay line depth must be a power of two from 2, not {depth}")
         self._shape, self.depth = shape, depth
-        super().__init__({
-            "i": In(stream.Signature(shape)),
-            "o": Out(stream.Signature(shape)),
-            "now": In(NOW_BITS),
-            "latency": In(16),
-            "quiet": Out(1),
-            "due": Out(NOW_BITS),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape)),
+                "o": Out(stream.Signature(shape)),
+                "now": In(NOW_BITS),
+                "latency": In(16),
+                "quiet": Out(1),
+                "due": Out(NOW_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

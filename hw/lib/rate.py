@@ -44,10 +44,16 @@ class RateMeter(wiring.Component):
 
     def __init__(self, fraction, width, *, ahead=0):
         self._fraction, self._width, self._ahead = fraction, width, ahead
-        super().__init__({
-            "now": In(NOW_BITS), "cost": In(width), "charge": In(1),
-            "open": Out(1), "ends": Out(NOW_BITS), "free_at": Out(NOW_BITS),
-        })
+        super().__init__(
+            {
+                "now": In(NOW_BITS),
+                "cost": In(width),
+                "charge": In(1),
+                "open": Out(1),
+                "ends": Out(NOW_BITS),
+                "free_at": Out(NOW_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

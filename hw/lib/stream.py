@@ -29,7 +29,8 @@ def same_shape(left, right):
         # Amaranth takes nested fields of equal width for equal.
         return len(left_fields) == len(right_fields) and all(
             (key, one.offset) == (other_key, other.offset) and same_shape(one.shape, other.shape)
-            for (key, one), (other_key, other) in zip(left_fields, right_fields, strict=True))
+            for (key, one), (other_key, other) in zip(left_fields, right_fields, strict=True)
+        )
     if isinstance(left, ShapeCastable) or isinstance(right, ShapeCastable):
         return left == right
     return Shape.cast(left) == Shape.cast(right)
@@ -74,12 +75,14 @@ class Queue(wiring.Component):
         if depth < 2 or depth & (depth - 1):
             raise ValueError(f"queue depth must be a power of two from 2, not {depth}")
         self._shape, self.depth = shape, depth
-        super().__init__({
-            "i": In(stream.Signature(shape)),
-            "o": Out(stream.Signature(shape)),
-            "level": Out(range(depth + 1)),
-            "empty": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape)),
+                "o": Out(stream.Signature(shape)),
+                "level": Out(range(depth + 1)),
+                "empty": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -90,9 +93,12 @@ class Queue(wiring.Component):
         m.d.comb += [
             self.i.ready.eq(self.level != self.depth),
             write.en.eq(self.i.valid & self.i.ready),
-            write.addr.eq(tail), write.data.eq(self.i.payload),
-            read.addr.eq(head), self.o.payload.eq(read.data),
-            self.o.valid.eq(self.level != 0), self.empty.eq(self.level == 0),
+            write.addr.eq(tail),
+            write.data.eq(self.i.payload),
+            read.addr.eq(head),
+            self.o.payload.eq(read.data),
+            self.o.valid.eq(self.level != 0),
+            self.empty.eq(self.level == 0),
         ]
         with m.If(write.en):
             m.d.sync += tail.eq(tail + 1)

@@ -1,6 +1,7 @@
 """The request channel between a GPU and its proxy: 8-byte words in a ring in host memory.
 
-Byte 0 of each word is a flag that is 1 in the first lap and toggles with each lap, so that the reader knows a word
+Byte 0 of each word is a flag that is 1 in the first lap and toggles with each lap, so that the
+reader knows a word
 of this lap from an old one. Ref: `nvshmem_proxy_channel` vectors; layouts as read there.
 """
 
@@ -34,8 +35,8 @@ def encode_put(request, flag):
     """The 32 bytes of a put."""
     words = (
         request.roffset << 24 | _PUT_OP << 16 | _GROUP << 8 | flag,
-        request.laddr & ~0xff | flag,
-        request.size << 16 | (request.laddr & 0xff) << 8 | flag,
+        request.laddr & ~0xFF | flag,
+        request.size << 16 | (request.laddr & 0xFF) << 8 | flag,
         request.qp << 32 | request.pe << 16 | flag,
     )
     return b"".join(word.to_bytes(8, "little") for word in words)
@@ -43,9 +44,16 @@ def encode_put(request, flag):
 
 def decode_put(raw):
     """The request in 32 bytes; raises `ValueError` for another operation."""
-    word = [int.from_bytes(raw[i:i + 8], "little") for i in range(0, PUT_BYTES, 8)]
-    op = word[0] >> 16 & 0xff
+    word = [int.from_bytes(raw[i : i + 8], "little") for i in range(0, PUT_BYTES, 8)]
+    op = word[0] >> 16 & 0xFF
     if op != _PUT_OP:
-        raise ValueError(f"channel word {word[0]:#018x}: operation {op}, this proxy serves put ({_PUT_OP})")
-    return PutRequest(roffset=word[0] >> 24, laddr=word[1] & ~0xff | word[2] >> 8 & 0xff,
-                      size=word[2] >> 16, pe=word[3] >> 16 & 0xffff, qp=word[3] >> 32)
+        raise ValueError(
+            f"channel word {word[0]:#018x}: operation {op}, this proxy serves put ({_PUT_OP})"
+        )
+    return PutRequest(
+        roffset=word[0] >> 24,
+        laddr=word[1] & ~0xFF | word[2] >> 8 & 0xFF,
+        size=word[2] >> 16,
+        pe=word[3] >> 16 & 0xFFFF,
+        qp=word[3] >> 32,
+    )

@@ -16,7 +16,9 @@ class Costs:
         for section in sections:
             for field in fields(section):
                 if field.name.endswith("_ns"):
-                    setattr(self, field.name.removesuffix("_ns"), cycles(getattr(section, field.name)))
+                    setattr(
+                        self, field.name.removesuffix("_ns"), cycles(getattr(section, field.name))
+                    )
 
 
 class Landmarks:
@@ -29,7 +31,7 @@ class Landmarks:
 
     def stamp(self, kind, message, due, posted=None, agent=0, qp=0):
         """One landmark of `message` in cycle `due`; `posted` is its WQE once there is one."""
-        index = posted.index & 0xffff if posted else 0
+        index = posted.index & 0xFFFF if posted else 0
         self._node.trace(kind.value, message.number | qp << 32 | index << 44 | agent << 60, due)
         self.seen += kind is EventKind.SEEN
 

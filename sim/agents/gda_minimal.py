@@ -1,8 +1,10 @@
 """The least that a GPU thread can do: WQE, GPU-scope fence, record, doorbell, poll.
 
-Rings live in GPU memory; the thread polls its own memory. Several threads of one QP take turns: each holds the queue from its
+Rings live in GPU memory; the thread polls its own memory. Several threads of one QP take turns:
+each holds the queue from its
 first WQE to its doorbell. A thread checks for a free slot before it writes one.
-Ref: `reference` flows of minimal GPU-initiated posting; the doorbell carries the next index, as GPU stacks write it.
+Ref: `reference` flows of minimal GPU-initiated posting; the doorbell carries the next index, as GPU
+stacks write it.
 """
 
 from hw.config import cycles
@@ -50,12 +52,16 @@ class GdaQueue:
                 await self._settle()
 
     async def _settle(self):
-        """A poll in flight sees what is there when it reaches memory: with more to come, that is a poll later."""
+        """A poll in flight sees what is there when it reaches memory: with more to come, that is a
+        poll later.
+        """
         if len(self._queue.outstanding) > 1:
             await self._node.until(self._node.now + self._costs.poll)
 
     def _batch_fits(self, thread):
-        """Whether the thread's next batch (up to the message that rings) has room in its window and in the ring."""
+        """Whether the thread's next batch (up to the message that rings) has room in its window and
+        in the ring.
+        """
         if not thread.pending:
             return False
         batch, blocks = thread.batches[0]
@@ -68,35 +74,45 @@ class GdaQueue:
         batch, _ = thread.batches.popleft()
         for _ in range(batch):
             message = thread.pending.popleft()
-            stamp(EventKind.ISSUE, message, time, agent=thread.number & 0xffff, qp=queue.qp)
+            stamp(EventKind.ISSUE, message, time, agent=thread.number & 0xFFFF, qp=queue.qp)
             raw, inline = self._build(message, queue.posted)
             time += costs.issue
             if inline:
                 time += cycles(self._copy_ns * ((message.size - 1) // 16))
             posted = queue.post(raw, message, signaled=message.signaled, due=time)
-            stamp(EventKind.WQE_WRITTEN, message, time, posted, thread.number & 0xffff, queue.qp)
+            stamp(EventKind.WQE_WRITTEN, message, time, posted, thread.number & 0xFFFF, queue.qp)
             self._owner[posted.index] = thread
         thread.outstanding += batch
         time += costs.fence_gpu
         queue.store_record(time)
         queue.ring(time)
-        stamp(EventKind.RING, message, time, posted, thread.number & 0xffff, queue.qp)
+        stamp(EventKind.RING, message, time, posted, thread.number & 0xFFFF, queue.qp)
         thread.time = self._free_at = time + costs.store_issue
 
     def _build(self, message, index):
         source, lkey, target, rkey, payload = self._locate(message)
-        common = {"index": index, "qpn": self._queue.qpn, "raddr": target, "rkey": rkey, "signaled": message.signaled}
+        common = {
+            "index": index,
+            "qpn": self._queue.qpn,
+            "raddr": target,
+            "rkey": rkey,
+            "signaled": message.signaled,
+        }
         if payload is not None:
             return wqe.write_inline(payload=payload, **common), True
         return wqe.write(laddr=source, lkey=lkey, length=message.size, **common), False
 
     def _poll(self):
-        """Hand completions that are in memory to their threads; the polling thread sees them `poll` later."""
+        """Hand completions that are in memory to their threads; the polling thread sees them `poll`
+        later.
+        """
         seen = self._node.now + max(1, self._costs.poll)
         covered = self._queue.completed()
         for posted in covered:
             thread = self._owner.pop(posted.index)
             thread.outstanding -= 1
             thread.time = max(thread.time, seen)
-            self._marks.stamp(EventKind.SEEN, posted.message, seen, posted, thread.number & 0xffff, self._queue.qp)
+            self._marks.stamp(
+                EventKind.SEEN, posted.message, seen, posted, thread.number & 0xFFFF, self._queue.qp
+            )
         return bool(covered)

@@ -1,9 +1,13 @@
-"""Puts through a CPU proxy: the GPU writes requests to a ring in host memory, a host thread posts them.
+"""Puts through a CPU proxy: the GPU writes requests to a ring in host memory, a host thread posts
+them.
 
-GPU side: fence, reserve room in the channel, four 8-byte stores; `quiet` publishes how far it wants the proxy to be and polls
-host memory over PCIe. CPU side, each turn: take up to a batch of requests, post each with one signalled WQE (BlueFlame, or
+GPU side: fence, reserve room in the channel, four 8-byte stores; `quiet` publishes how far it wants
+the proxy to be and polls
+host memory over PCIe. CPU side, each turn: take up to a batch of requests, post each with one
+signalled WQE (BlueFlame, or
 record and 8-byte doorbell), poll completion queues, answer `quiet`.
-Ref: NVSHMEM's proxy channel and IBRC transport as read; words as in the `nvshmem_proxy_channel` vectors.
+Ref: NVSHMEM's proxy channel and IBRC transport as read; words as in the `nvshmem_proxy_channel`
+vectors.
 """
 
 from hw.config import cycles
@@ -11,7 +15,7 @@ from hw.formats.events import EventKind
 from hw.formats.tlp import MarkKind
 
 from .. import addresses, wqe
-from .channel import PUT_BYTES, PutRequest, decode_put, encode_put, flag_of
+from .channel import PUT_BYTES, decode_put, encode_put, flag_of
 from .context import Costs
 from .queue import mark
 
@@ -19,7 +23,9 @@ __all__ = ["Channel", "GpuSide", "Proxy"]
 
 
 class Channel:
-    """What GPU threads share: how far requests were issued, and how much of that the proxy is known to have taken."""
+    """What GPU threads share: how far requests were issued, and how much of that the proxy is known
+    to have taken.
+    """
 
     def __init__(self, ring_bytes):
         self.ring_bytes = ring_bytes
@@ -44,14 +50,22 @@ class GpuSide:
     """
 
     def __init__(self, node, channel, gpu, proxy, thread, marks, describe):
-        self._node, self._channel, self._thread, self._marks, self._describe = node, channel, thread, marks, describe
+        self._node, self._channel, self._thread, self._marks, self._describe = (
+            node,
+            channel,
+            thread,
+            marks,
+            describe,
+        )
         self._costs = Costs(gpu, proxy)
 
     async def run(self):
         """Put up to a window of messages, then wait for all of them; until none is left."""
         thread = self._thread
         while thread.pending:
-            burst = [thread.pending.popleft() for _ in range(min(thread.window, len(thread.pending)))]
+            burst = [
+                thread.pending.popleft() for _ in range(min(thread.window, len(thread.pending)))
+            ]
             time = max(self._node.now + 1, thread.time, cycles(burst[0].at_ns))
             for message in burst:
                 time = await self._put(message, time)
@@ -59,38 +73,56 @@ class GpuSide:
 
     async def _put(self, message, time):
         """One request into the channel; returns when the thread goes on."""
-        node, channel, number = self._node, self._channel, self._thread.number & 0xffff
+        node, channel, number = self._node, self._channel, self._thread.number & 0xFFFF
         self._marks.stamp(EventKind.ISSUE, message, time, agent=number)
         time += self._costs.fence_gpu + self._costs.gpu_issue
         position = channel.issued
         channel.issued += PUT_BYTES
         channel.messages[position] = message
         while channel.issued - channel.known_complete > channel.ring_bytes:
-            raw = await node.load("gpu", addresses.bus("host", addresses.COMPLETE), 8, due=max(time, node.now + 1))
+            raw = await node.load(
+                "gpu", addresses.bus("host", addresses.COMPLETE), 8, due=max(time, node.now + 1)
+            )
             channel.known_complete = max(channel.known_complete, int.from_bytes(raw, "little"))
             time = max(time, node.now + 1)
         raw = encode_put(self._describe(message), flag_of(position, channel.ring_bytes))
         for word in range(0, PUT_BYTES, 8):
             offset = addresses.CHANNEL + (position + word) % channel.ring_bytes
-            node.store("gpu", addresses.bus("host", offset), raw[word:word + 8], max(time, node.now + 1),
-                       mark(MarkKind.REQUEST, 0, message.number))
+            node.store(
+                "gpu",
+                addresses.bus("host", offset),
+                raw[word : word + 8],
+                max(time, node.now + 1),
+                mark(MarkKind.REQUEST, 0, message.number),
+            )
             time += self._costs.store_issue
         self._marks.stamp(EventKind.REQUEST_WRITTEN, message, time, agent=number)
         return time
 
     async def _quiet(self, burst, time):
-        """Wait until the proxy says that everything issued so far is complete; returns when the thread knows."""
+        """Wait until the proxy says that everything issued so far is complete; returns when the
+        thread knows.
+        """
         node, channel = self._node, self._channel
         target = channel.issued
         channel.wanted = max(channel.wanted, target)
-        node.store("gpu", addresses.bus("host", addresses.QUIET_ISSUE), channel.wanted.to_bytes(8, "little"),
-                   max(time, node.now + 1), mark(MarkKind.OTHER))
+        node.store(
+            "gpu",
+            addresses.bus("host", addresses.QUIET_ISSUE),
+            channel.wanted.to_bytes(8, "little"),
+            max(time, node.now + 1),
+            mark(MarkKind.OTHER),
+        )
         while True:
-            raw = await node.load("gpu", addresses.bus("host", addresses.QUIET_ACK), 8, due=max(time, node.now + 1))
+            raw = await node.load(
+                "gpu", addresses.bus("host", addresses.QUIET_ACK), 8, due=max(time, node.now + 1)
+            )
             if int.from_bytes(raw, "little") >= target:
                 break
         for message in burst:
-            self._marks.stamp(EventKind.SEEN, message, node.now + 1, agent=self._thread.number & 0xffff)
+            self._marks.stamp(
+                EventKind.SEEN, message, node.now + 1, agent=self._thread.number & 0xFFFF
+            )
         return node.now + 1
 
 
@@ -111,7 +143,13 @@ class Proxy:
     """
 
     def __init__(self, node, channel, queues, cpu, proxy, marks, resolve):
-        self._node, self._channel, self._queues, self._marks, self._resolve = node, channel, queues, marks, resolve
+        self._node, self._channel, self._queues, self._marks, self._resolve = (
+            node,
+            channel,
+            queues,
+            marks,
+            resolve,
+        )
         self._costs, self._proxy, self._bf = Costs(cpu), proxy, cpu.bf
         self._service = cycles(proxy.service_ns)
         self._host = node.memory("host")
@@ -123,8 +161,11 @@ class Proxy:
         """Turn after turn; sleeps while a turn would find nothing."""
         node = self._node
         while True:
-            waits = [node.watch("host", self._slot()), node.watch("host", addresses.QUIET_ISSUE),
-                     *(queue.watch() for queue in self._queues.values() if queue.outstanding)]
+            waits = [
+                node.watch("host", self._slot()),
+                node.watch("host", addresses.QUIET_ISSUE),
+                *(queue.watch() for queue in self._queues.values() if queue.outstanding),
+            ]
             if self._turn():
                 for wait in waits:
                     wait.cancel()
@@ -147,7 +188,7 @@ class Proxy:
         taken = 0
         while taken < self._proxy.request_batch_max:
             offset, flag = self._slot(), flag_of(self._taken, self._channel.ring_bytes)
-            raw = self._host[offset:offset + PUT_BYTES].tobytes()
+            raw = self._host[offset : offset + PUT_BYTES].tobytes()
             if any(raw[word] & 1 != flag for word in range(0, PUT_BYTES, 8)):
                 break
             request = decode_put(raw)
@@ -166,8 +207,16 @@ class Proxy:
         self._taken += PUT_BYTES
         self._time += self._service
         lkey, target, rkey = self._resolve(request)
-        raw = wqe.write(index=queue.posted, qpn=queue.qpn, raddr=target, rkey=rkey, laddr=request.laddr, lkey=lkey,
-                        length=request.size, signaled=True)
+        raw = wqe.write(
+            index=queue.posted,
+            qpn=queue.qpn,
+            raddr=target,
+            rkey=rkey,
+            laddr=request.laddr,
+            lkey=lkey,
+            length=request.size,
+            signaled=True,
+        )
         posted = queue.post(raw, message, signaled=True, due=self._time)
         queue.store_record(self._time)
         stamp(EventKind.WQE_WRITTEN, message, self._time, posted, qp=queue.qp)
@@ -182,11 +231,19 @@ class Proxy:
             self._store(addresses.COMPLETE, self._taken)
 
     def _completions(self):
-        return any([queue.completed() for queue in self._queues.values() if queue.outstanding])
+        # Every queue is looked at, not only up to the first that has something.
+        found = [queue.completed() for queue in self._queues.values() if queue.outstanding]
+        return any(found)
 
     def _quiet(self):
-        wanted = int.from_bytes(self._host[addresses.QUIET_ISSUE:addresses.QUIET_ISSUE + 8].tobytes(), "little")
-        if wanted <= self._acknowledged or self._taken < wanted or any(q.outstanding for q in self._queues.values()):
+        wanted = int.from_bytes(
+            self._host[addresses.QUIET_ISSUE : addresses.QUIET_ISSUE + 8].tobytes(), "little"
+        )
+        if (
+            wanted <= self._acknowledged
+            or self._taken < wanted
+            or any(q.outstanding for q in self._queues.values())
+        ):
             return False
         self._acknowledged = wanted
         self._store(addresses.QUIET_ACK, wanted)
@@ -196,5 +253,10 @@ class Proxy:
         return addresses.CHANNEL + self._taken % self._channel.ring_bytes
 
     def _store(self, offset, value):
-        self._node.store("cpu", addresses.bus("host", offset), value.to_bytes(8, "little"), self._time,
-                         mark(MarkKind.OTHER))
+        self._node.store(
+            "cpu",
+            addresses.bus("host", offset),
+            value.to_bytes(8, "little"),
+            self._time,
+            mark(MarkKind.OTHER),
+        )

@@ -15,7 +15,7 @@ __all__ = ["PostedWqe", "SendQueue", "mark"]
 
 def mark(kind, qp=0, index=0):
     """The sideband of a store (decision 5)."""
-    return kind.value | (qp & 0xfff) << 4 | (index & 0xffffff) << 16
+    return kind.value | (qp & 0xFFF) << 4 | (index & 0xFFFFFF) << 16
 
 
 class PostedWqe:
@@ -24,7 +24,12 @@ class PostedWqe:
     __slots__ = ("index", "message", "next_index", "signaled")
 
     def __init__(self, message, index, blocks, signaled):
-        self.message, self.index, self.next_index, self.signaled = message, index, index + blocks, signaled
+        self.message, self.index, self.next_index, self.signaled = (
+            message,
+            index,
+            index + blocks,
+            signaled,
+        )
 
 
 class SendQueue:
@@ -48,7 +53,9 @@ class SendQueue:
         Told of each WQE posted, with the QP's context index.
     """
 
-    def __init__(self, node, *, processor, memory, qp, qpn, depth, cq_depth, collapsed, on_post=None):
+    def __init__(
+        self, node, *, processor, memory, qp, qpn, depth, cq_depth, collapsed, on_post=None
+    ):
         self._on_post = on_post
         self.node, self.processor, self.memory = node, processor, memory
         self.qp, self.qpn, self.depth, self.collapsed = qp, qpn, depth, collapsed
@@ -70,14 +77,21 @@ class SendQueue:
         return self.depth - (self.posted - self.done)
 
     def post(self, raw, message, *, signaled, due):
-        """Stores the blocks of a WQE in cycle `due` and returns it; `raw` carries the index `posted`."""
+        """Stores the blocks of a WQE in cycle `due` and returns it; `raw` carries the index
+        `posted`.
+        """
         blocks = len(raw) // BLOCK_BYTES
         posted = PostedWqe(message, self.posted, blocks, signaled)
-        tag = mark(MarkKind.WQE, self.qp, self.posted & 0xffff)
+        tag = mark(MarkKind.WQE, self.qp, self.posted & 0xFFFF)
         for block in range(blocks):
             slot = (self.posted + block) % self.depth
-            self.node.store(self.processor, addresses.bus(self.memory, self._sq + slot * BLOCK_BYTES),
-                            raw[block * BLOCK_BYTES:(block + 1) * BLOCK_BYTES], due, tag)
+            self.node.store(
+                self.processor,
+                addresses.bus(self.memory, self._sq + slot * BLOCK_BYTES),
+                raw[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES],
+                due,
+                tag,
+            )
         self.posted = posted.next_index
         self.outstanding.append(posted)
         if self._on_post:
@@ -86,26 +100,39 @@ class SendQueue:
 
     def store_record(self, due):
         """Stores the send doorbell record."""
-        self.node.store(self.processor, addresses.bus(self.memory, self._record + 4), wqe.record(self.posted),
-                        due, mark(MarkKind.RECORD, self.qp, self.posted & 0xffff))
+        self.node.store(
+            self.processor,
+            addresses.bus(self.memory, self._record + 4),
+            wqe.record(self.posted),
+            due,
+            mark(MarkKind.RECORD, self.qp, self.posted & 0xFFFF),
+        )
 
     def ring(self, due):
         """Stores the 8-byte doorbell with the next index."""
-        self._doorbell(addresses.uar_register(self.qp), wqe.doorbell(qpn=self.qpn, index=self.posted), due)
+        self._doorbell(
+            addresses.uar_register(self.qp), wqe.doorbell(qpn=self.qpn, index=self.posted), due
+        )
 
     def push(self, raw, due):
         """Stores a whole WQE to the BlueFlame half whose turn it is."""
         register = addresses.uar_register(self.qp, self._push_half)
         self._push_half ^= UAR_BF_SIZE
         for start in range(0, len(raw), BLOCK_BYTES):
-            self._doorbell(register + start, raw[start:start + BLOCK_BYTES], due)
+            self._doorbell(register + start, raw[start : start + BLOCK_BYTES], due)
 
     def ring_last(self, raw, due):
         """Stores the first 8 bytes of the last WQE as a doorbell, as host verbs do."""
         self._doorbell(addresses.uar_register(self.qp), raw[:8], due)
 
     def _doorbell(self, address, data, due):
-        self.node.store(self.processor, address, data, due, mark(MarkKind.DOORBELL, self.qp, self.posted & 0xffff))
+        self.node.store(
+            self.processor,
+            address,
+            data,
+            due,
+            mark(MarkKind.DOORBELL, self.qp, self.posted & 0xFFFF),
+        )
         self.rung = self.posted
 
     def watch(self):
@@ -120,13 +147,18 @@ class SendQueue:
         covered = []
         while self.outstanding:
             offset = self._entry()
-            opcode, owner, counter, syndrome = wqe.read_cqe(self._bytes[offset:offset + 64].tobytes())
+            opcode, owner, counter, syndrome = wqe.read_cqe(
+                self._bytes[offset : offset + 64].tobytes()
+            )
             if not self._valid(opcode, owner, counter):
                 break
             if opcode == wqe.CQE_ERROR_OPCODE:
-                raise RuntimeError(f"QP {self.qpn:#x}: completion in error, syndrome {syndrome:#04x}, WQE {counter}")
-            # The 64-bit index whose low 16 bits are the counter, at or above the oldest outstanding one.
-            index = self.outstanding[0].index + ((counter - self.outstanding[0].index) & 0xffff)
+                raise RuntimeError(
+                    f"QP {self.qpn:#x}, WQE {counter}: completed in error, syndrome {syndrome:#x}"
+                )
+            # The 64-bit index whose low 16 bits are the counter, at or above the oldest outstanding
+            # one.
+            index = self.outstanding[0].index + ((counter - self.outstanding[0].index) & 0xFFFF)
             while self.outstanding and self.outstanding[0].index <= index:
                 covered.append(self.outstanding.popleft())
             self._consumed += 1
@@ -142,5 +174,5 @@ class SendQueue:
     def _valid(self, opcode, owner, counter):
         if self.collapsed:
             # An empty slot is all ones; a counter below what is outstanding was read before.
-            return opcode != 15 and (counter - self.outstanding[0].index) & 0xffff < 0x8000
+            return opcode != 15 and (counter - self.outstanding[0].index) & 0xFFFF < 0x8000
         return opcode != 15 and owner == (self._consumed // self.cq_depth & 1)
