@@ -8,13 +8,14 @@ from .config import FaultTiming, NicTiming, WireTiming
 from .cq_engine import CqEngine
 from .dma import DmaRead, DmaWrite
 from .doorbell import Doorbell
-from .formats.events import StallCause
+from .formats.events import Dropped, DropReason, EventKind, StallCause
 from .formats.roce import WireBeat
 from .formats.tlp import ReadBeat
 from .gather import Gather
 from .lib.arbiter import Arbiter
 from .lib.delay import NOW_BITS, earliest
 from .lib.stream import connect
+from .lib.trace import Alarm, Probe
 from .pcie import Pcie
 from .qp_context import ConfigPort, QpContext
 from .requester import Requester
@@ -26,6 +27,8 @@ __all__ = ["Nic"]
 
 #: Tags from here on belong to payload reads, those below to WQE fetches.
 PAYLOAD_TAG_BASE = 512
+
+LEDGER = Probe(EventKind.DROPPED, Dropped)
 
 
 class Nic(wiring.Component):
@@ -50,6 +53,8 @@ class Nic(wiring.Component):
         To the link.
     quiet, due : Out
         Nothing changes before `due` unless an input arrives.
+    on_ledger_<engine> : Out(Probe)
+        A DMA engine's bytes do not balance; a bug of the machine.
     """
 
     def __init__(self, structure):
@@ -73,6 +78,10 @@ class Nic(wiring.Component):
                 "rx_credit": Out(1),
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
+                **{
+                    f"on_ledger_{engine}": Out(LEDGER)
+                    for engine in ("wqe_read", "payload_read", "write")
+                },
             }
         )
         self.contexts = QpContext(structure)
@@ -180,9 +189,19 @@ class Nic(wiring.Component):
             self.tx_beat.eq(self.wire.tx_beat),
         ]
 
+        # An engine whose ledger of bytes does not balance says so, once.
+        alarms = Signal(3)
+        for index, engine in enumerate(("wqe_read", "payload_read", "write")):
+            m.submodules[f"ledger_{engine}"] = alarm = Alarm(DropReason.DMA_LEDGER, index)
+            m.d.comb += [
+                alarm.raised.eq(self.blocks[engine].error),
+                alarms[index].eq(alarm.event.valid),
+            ]
+            wiring.connect(m, alarm.event, wiring.flipped(getattr(self, f"on_ledger_{engine}")))
+
         blocks = self.blocks.values()
         m.d.comb += [
-            self.quiet.eq(Cat(*(block.quiet for block in blocks)).all()),
+            self.quiet.eq(Cat(*(block.quiet for block in blocks)).all() & ~alarms.any()),
             self.due.eq(earliest(m, [block.due for block in blocks if hasattr(block, "due")])),
         ]
         return m

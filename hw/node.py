@@ -230,7 +230,8 @@ class Node(wiring.Component):
         """Every probe of every block to the event log; stall meters keep the node awake until they
         have reported.
         """
-        blocks = {"gpu_memory": self.gpu_memory, "host_memory": self.host_memory, **self.nic.blocks}
+        blocks = {"gpu_memory": self.gpu_memory, "host_memory": self.host_memory}
+        blocks |= {"nic": self.nic, **self.nic.blocks}
         blocks |= {f"link_{number}": link for number, link in enumerate(self.fabric.links)}
         stalls = []
         for block_name, block in blocks.items():

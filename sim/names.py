@@ -79,6 +79,7 @@ VIOLATIONS = (
     "completion_status",
     "index_out_of_bounds",
     "link_over_rate",
+    "dma_ledger",
     "hang",
     "limit",
     "simulator",

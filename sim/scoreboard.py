@@ -11,6 +11,7 @@
 | `completion_status` | a WQE was retired with an error |
 | `index_out_of_bounds` | rung beyond written or depth, fetched beyond rung, retired beyond that |
 | `link_over_rate` | over some stretch a link carried more than its rate allows plus one item |
+| `dma_ledger` | a DMA engine's bytes did not balance: unknown tag, wrong byte, misplaced line |
 | `hang` | the run ended with nothing going on |
 
 What a hang leaves unfinished is told by its report, not by `never_retired`.
@@ -123,6 +124,7 @@ def judge(scenario, path, log, table, messages, memory, status):
     court.completions(status.ended == "done")
     court.indices()
     court.rates()
+    court.ledgers()
     hang = None
     if status.ended == "hang":
         hang = hang_report(log, columns(rows), rules.connections, status)
@@ -411,6 +413,19 @@ class _Court:
                 packets["wire_bytes"][mask],
                 self._rules.wire_interval,
                 "first beat",
+            )
+
+    def ledgers(self):
+        """No DMA engine reported bytes that do not balance."""
+        drops = self._log.of(EventKind.DROPPED)
+        for row in np.flatnonzero(drops["reason"] == DropReason.DMA_LEDGER.value).tolist():
+            engine = ("WQE reads", "payload reads", "writes")[drops["info"][row]]
+            node = int(drops["node"][row])
+            self.accuse(
+                "dma_ledger",
+                f"DMA engine for {engine} of node {node}: bytes that do not balance",
+                cycle=int(drops["cycle"][row]),
+                node=node,
             )
 
     def _rate(self, name, node, cycles, wire, interval, what):

@@ -412,3 +412,11 @@ def test_reference_leaves_unfinished_messages_open():
     copy(plan, memories, (0, 1))
     assert compare(plan, memories, finished=[True, True, False]).total == 0
     assert compare(plan, memories).wrong == (2,)
+
+
+def test_dma_ledger():
+    log = good_log()
+    log.add(EventKind.DROPPED, 500, node=1, reason=DropReason.DMA_LEDGER.value, info=1)
+    (violation,) = verdict(log).violations
+    assert violation["kind"] == "dma_ledger"
+    assert "payload reads of node 1" in violation["text"]

@@ -79,6 +79,9 @@ class DropReason(enum.Enum, shape=8):
     ACK_UNEXPECTED = 9
     #: A completion for a queue that has no CQ context.
     CQ_UNKNOWN = 10
+    #: A DMA engine got bytes that it did not ask for, or lines that do not fit their request. `info`
+    #: is the engine: 0 WQE reads, 1 payload reads, 2 writes. Never in a sound machine.
+    DMA_LEDGER = 11
 
 
 class StallCause(enum.Enum, shape=8):

@@ -4,9 +4,9 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from ..formats.events import EventKind, Stall
+from ..formats.events import Dropped, EventKind, Stall
 
-__all__ = ["Probe", "StallMeter", "probes"]
+__all__ = ["Alarm", "Probe", "StallMeter", "probes"]
 
 
 class Probe(wiring.Signature):
@@ -67,5 +67,37 @@ class StallMeter(wiring.Component):
             self.event.payload.where.eq(self._where),
             self.event.payload.cycles.eq(lost),
             self.event.payload.active.eq(self.stalled),
+        ]
+        return m
+
+
+class Alarm(wiring.Component):
+    """Reports once that something happened which never may.
+
+    Parameters
+    ----------
+    reason : DropReason
+    info : int
+
+    Members
+    -------
+    raised : In(1)
+        Sticky; from the first cycle on.
+    event : Out(Probe)
+        One event, in that cycle.
+    """
+
+    def __init__(self, reason, info):
+        self._reason, self._info = reason, info
+        super().__init__({"raised": In(1), "event": Out(Probe(EventKind.DROPPED, Dropped))})
+
+    def elaborate(self, platform):
+        m = Module()
+        reported = Signal()
+        m.d.sync += reported.eq(self.raised)
+        m.d.comb += [
+            self.event.valid.eq(self.raised & ~reported),
+            self.event.payload.reason.eq(self._reason),
+            self.event.payload.info.eq(self._info),
         ]
         return m
