@@ -1,6 +1,6 @@
 """The NIC: from a doorbell to packets, and from packets to memory and completions."""
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 

@@ -30,7 +30,6 @@ from .job import (
     progress_line,
 )
 from .machine import Machine
-from .plan import wqe_blocks
 from .scenario import load
 
 #: Events that do not show that work goes on: a poll over PCIe makes them for ever.
@@ -206,7 +205,7 @@ class Bench:
                 await task
 
     def _blocks(self, message):
-        return wqe_blocks(message.size, self.plan.inlined(message, self.path))
+        return self.plan.blocks(message.size, self.path)
 
     def _gda(self, by_thread, window):
         threads = defaultdict(list)

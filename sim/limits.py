@@ -8,7 +8,7 @@ The limiter is the ceiling that the measured rate comes closest to, if it reache
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .plan import Group, wqe_blocks
+from .plan import Group
 
 if TYPE_CHECKING:
     from .scenario import Scenario
@@ -40,7 +40,7 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     work = group.workload
     inline = size <= s.plan.inline_max[path]
     batch = work.batch if work and path == "gda_minimal" else 1
-    wqe = _LINE * wqe_blocks(size, inline)
+    wqe = _LINE * s.plan.blocks(size, path)
     cqe = pcie.mwr_overhead_bytes + _LINE
     reads = 0 if inline else _up(size, pcie.mrrs_bytes) * pcie.mrd_overhead_bytes
     payload = (

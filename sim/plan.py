@@ -6,6 +6,7 @@ message of a workload has a slot of its own at both ends with at least 64 bytes 
 so that each can be checked after the run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,8 @@ class Plan:
     connections: tuple[Connection, ...]
     #: Most payload that goes inside a WQE, by path.
     inline_max: dict[str, int]
+    #: Data segments of a WQE that points to its payload, by path.
+    segments: dict[str, int]
 
     @property
     def qps_per_node(self) -> int:
@@ -129,13 +132,17 @@ class Plan:
         """Whether its payload travels inside the WQE."""
         return message.size <= self.inline_max[path]
 
+    def blocks(self, size: int, path: str) -> int:
+        """Blocks of the WQE of a message of `size` bytes."""
+        return wqe_blocks(size, size <= self.inline_max[path], self.segments[path])
 
-def wqe_blocks(size: int, inline: bool) -> int:
-    """Blocks of 64 bytes of a WRITE's WQE: control, address, then a pointer or the payload with its
-    4-byte head.
+
+def wqe_blocks(size: int, inline: bool, segments: int = 1) -> int:
+    """Blocks of 64 bytes of a WRITE's WQE: control, address, then pointers (not more than there
+    are bytes) or the payload with its 4-byte head.
     """
-    segments = 2 + ((size + 4 + 15) // 16 if inline else 1)
-    return (segments + 3) // 4
+    octowords = 2 + ((size + 4 + 15) // 16 if inline else min(segments, size))
+    return (octowords + 3) // 4
 
 
 def _up(value: int, unit: int) -> int:
@@ -363,14 +370,14 @@ def _inside(
         )
 
 
-def _depths(scenario: "Scenario", inline_max: dict[str, int]) -> None:
+def _depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
     """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is
     smaller than a request.
     """
     depth = scenario.queues.sq_depth
     for index, work in enumerate(scenario.workloads):
         for path in scenario.paths:
-            blocks = max(wqe_blocks(size, size <= inline_max[path]) for size in work.size)
+            blocks = max(blocks_of(size, path) for size in work.size)
             for key in ("batch", "signaled_every"):
                 if getattr(work, key) * blocks > depth:
                     raise ConfigError(
@@ -380,7 +387,7 @@ def _depths(scenario: "Scenario", inline_max: dict[str, int]) -> None:
                     )
     most = max(
         (
-            wqe_blocks(size, size <= inline_max[path])
+            blocks_of(size, path)
             for path in scenario.paths
             for size in (
                 *(s for w in scenario.workloads for s in w.size),
@@ -416,7 +423,13 @@ def make_plan(scenario: "Scenario") -> Plan:
         path: scenario.gpu.inline_max_bytes if path == "gda_minimal" else 0
         for path in scenario.paths
     }
-    _depths(scenario, inline_max)
+    segments = {
+        path: scenario.gpu.segments if path == "gda_minimal" else 1 for path in scenario.paths
+    }
+    _depths(
+        scenario,
+        lambda size, path: wqe_blocks(size, size <= inline_max[path], segments[path]),
+    )
     connections = _connections(scenario)
     slots = _Slots(scenario.operations)
     messages: list[Message] = []
@@ -439,4 +452,5 @@ def make_plan(scenario: "Scenario") -> Plan:
         regions,
         connections,
         inline_max,
+        segments,
     )

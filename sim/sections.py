@@ -77,6 +77,12 @@ class GpuConfig(_Checked):
     inline_max_bytes: int = number(
         "Payload up to this goes inside the WQE (gda_minimal); 0: never.", 0, 972, 28
     )
+    segments: int = number(
+        "Data segments that point to the payload of a WQE, of nearly equal size (gda_minimal).",
+        1,
+        30,
+        1,
+    )
     queues: str = choice(
         "Memory of send and completion queues of gda_minimal.", "gpu", default="gpu"
     )

@@ -1,5 +1,7 @@
 """The bytes that software writes for a NIC: WQEs, doorbells, records; and what it reads back."""
 
+from itertools import pairwise
+
 from hw.formats import mlx5
 from hw.formats.layout import Codec
 
@@ -24,18 +26,26 @@ def _padded(wqe):
     return wqe + bytes(-len(wqe) % mlx5.BLOCK_BYTES)
 
 
-def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled):
-    """RDMA WRITE with one data segment: one block, of which 48 bytes count."""
+def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1):
+    """RDMA WRITE that points to its payload: one block (48 bytes count) with one data segment.
+
+    Several segments, not more than there are bytes, cut the payload into nearly equal runs.
+    """
+    segments = min(segments, length)
+    cuts = [length * cut // segments for cut in range(segments + 1)]
     return _padded(
         _ctrl.pack(
             wqe_index=index & 0xFFFF,
             opcode=_WRITE,
             qpn=qpn,
-            ds=3,
+            ds=2 + segments,
             fm_ce_se=mlx5.CE_ALWAYS if signaled else 0,
         )
         + _raddr.pack(raddr=raddr, rkey=rkey)
-        + _data.pack(byte_count=length, lkey=lkey, address=laddr)
+        + b"".join(
+            _data.pack(byte_count=end - start, lkey=lkey, address=laddr + start)
+            for start, end in pairwise(cuts)
+        )
     )
 
 

@@ -118,8 +118,8 @@ REFUSED = [
     (PUT + "[nic]\nack_timeout = 14\n", "nic.ack_timeout", "allowed 0"),
     (PUT + "[nic]\nmtu_bytes = 1500\n", "nic.mtu_bytes", "powers of two from 256 to 4096"),
     (
-        PUT + "[nic]\ndoorbell_fifo_depth = 128\n",
-        "nic.doorbell_fifo_depth",
+        PUT + "[nic]\npayload_tags = 512\n",
+        "nic.payload_tags",
         "the structure's maximum",
     ),
     (PUT + "[nic]\nwindow_blocks = 512\n", "nic.window_blocks", "the structure's maximum"),

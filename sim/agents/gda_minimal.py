@@ -34,6 +34,7 @@ class GdaQueue:
     def __init__(self, node, queue, gpu, threads, marks, locate):
         self._node, self._queue, self._threads = node, queue, threads
         self._costs, self._copy_ns = Costs(gpu), gpu.inline_copy_ns_per_16b
+        self._segments = gpu.segments
         self._marks, self._locate = marks, locate
         self._owner = {}
         self._free_at = 0
@@ -100,7 +101,9 @@ class GdaQueue:
         }
         if payload is not None:
             return wqe.write_inline(payload=payload, **common), True
-        return wqe.write(laddr=source, lkey=lkey, length=message.size, **common), False
+        return wqe.write(
+            laddr=source, lkey=lkey, length=message.size, segments=self._segments, **common
+        ), False
 
     def _poll(self):
         """Hand completions that are in memory to their threads; the polling thread sees them `poll`
