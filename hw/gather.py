@@ -134,15 +134,17 @@ class Gather(wiring.Component):
         with m.If(taken):
             m.d.sync += done.eq(Mux(ends_piece, 0, done + length))
 
-        # Within a message that has asked for bytes.
+        # A message that has asked for bytes, or is about to: told when its first request is offered.
         requested = Signal()
         m.d.comb += [
-            self.on_payload_requested.valid.eq(taken & ~piece.inline & ~requested),
+            self.on_payload_requested.valid.eq(self.requests.valid & ~requested),
             self.on_payload_requested.payload.qp.eq(piece.qp),
             self.on_payload_requested.payload.wqe_index.eq(piece.wqe_index),
         ]
         with m.If(taken):
             m.d.sync += requested.eq(~cut.ends_message & (requested | ~piece.inline))
+        with m.Elif(self.requests.valid):
+            m.d.sync += requested.eq(1)
 
     def _room(self, m, order, address, length, taken):
         """Most bytes that the next request may have."""
@@ -198,13 +200,15 @@ class Gather(wiring.Component):
                 filled.eq(Mux(part.last, 0, filled + part.count)),
             ]
 
-        # Within a message whose first line has been seen.
+        # A message whose first line is there: told when it is offered, not when it can be sent.
         arrived = Signal()
         m.d.comb += [
-            self.on_payload_arrived.valid.eq(taken & ~arrived),
+            self.on_payload_arrived.valid.eq(realigner.i.valid & ~arrived),
             self.on_payload_arrived.payload.qp.eq(cut.qp),
             self.on_payload_arrived.payload.wqe_index.eq(cut.wqe_index),
             self.on_payload_arrived.payload.inline.eq(cut.inline),
         ]
         with m.If(taken):
             m.d.sync += arrived.eq(~ends_message)
+        with m.Elif(realigner.i.valid):
+            m.d.sync += arrived.eq(1)

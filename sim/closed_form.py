@@ -29,9 +29,10 @@ LINE = 64
 
 #: Cycles that are no constant of the configuration, by place. The block's docstring says each.
 PIPELINE_CYCLES = {
-    # node: a command due in cycle c is with the processor in c, the landmark stamped with it is
-    # logged in c.
-    "store": 0,
+    # node: a command due in cycle c is with the processor in c + 1, the landmark stamped with it is
+    # logged in c. One command of a mailbox is taken per cycle.
+    "store": 1,
+    "command": 1,
     # doorbell: max(1, doorbell) + 1 after the last beat.
     "doorbell": 1,
     # wq_scheduler: a ring is taken when offered; a request is offered 3 cycles after it.
@@ -271,6 +272,7 @@ class Idle:
         address=0,
         raddr=0,
         extra_pieces=0,
+        commands=0,
     ):
         """Hardware segments of one WRITE, {landmark: Terms} in path order.
 
@@ -288,6 +290,8 @@ class Idle:
             Who rings; memory of the queues, of the payload, and of the bytes at the peer.
         extra_pieces : int
             Segments or lines of the WQE beyond the first, each a cycle in the decoder.
+        commands : int
+            Stores that are due with the doorbell and pushed before it, such as the record's.
         """
         pcie = self.pcie
         bell = (
@@ -296,7 +300,7 @@ class Idle:
             else [pcie.mwr_overhead_bytes + 8]
         )
         found = {
-            "ring_seen": self._fixed("store")
+            "ring_seen": self._fixed("store", *["command"] * commands)
             + self.crossing(ringer, "nic", bell)[1]
             + Terms([("doorbell", self._nic("doorbell"))])
             + self._fixed("doorbell", "ring")

@@ -199,7 +199,7 @@ def test_payload_that_takes_longer_than_the_transmitter_hides_its_delay():
 def test_pipeline_cycles_are_a_table_of_their_own():
     places = {
         place.removeprefix("pipeline ")
-        for options in ({"inline": True}, {"pushed": True}, {})
+        for options in ({"inline": True}, {"pushed": True, "commands": 2}, {})
         for terms in IDLE.segments(8, **options).values()
         for place, _ in terms
         if place.startswith("pipeline ")

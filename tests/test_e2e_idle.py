@@ -1,0 +1,72 @@
+"""On an idle system every hardware segment of a message equals its closed form, to the cycle."""
+
+import pytest
+from support_path import execute, puts, segments
+
+from sim.closed_form import Idle
+
+#: Hardware segments; the others are software's.
+HARDWARE = {
+    "ring_seen",
+    "fetch_req",
+    "fetched",
+    "payload_req",
+    "payload",
+    "tx_first",
+    "tx_last",
+    "rx_last",
+    "ack_rx",
+    "cqe_written",
+}
+
+
+def closed(loaded, path, size):
+    """Segments of the message of that size, as constants make them."""
+    plan = loaded.plan
+    message = next(message for message in plan.messages if message.size == size)
+    send, receive = plan.region(0, message.region), plan.region(1, message.remote_region)
+    ways = {
+        # The record is stored in the cycle of the doorbell, before it.
+        "gda_minimal": {"inline": plan.inlined(message, path), "commands": 1},
+        # So are the WQE and the record.
+        "ibrc": {"pushed": True, "ringer": "host", "rings": "host", "commands": 2},
+    }
+    found = Idle(loaded.pcie, loaded.memory, loaded.nic, loaded.wire).segments(
+        size,
+        address=send.offset + message.offset,
+        raddr=receive.offset + message.remote_offset,
+        blocks=plan.blocks(size, path),
+        **ways[path],
+    )
+    return {name: terms.total for name, terms in found.items() if name in HARDWARE}
+
+
+@pytest.mark.parametrize(
+    ("path", "sizes", "sets"),
+    [
+        ("gda_minimal", (1, 8, 28, 29, 64, 65, 500, 512, 4096, 4097, 10000), ()),
+        ("gda_minimal", (8, 100, 300), ("gpu.inline_max_bytes=256", "nic.wqe_ns=31")),
+        (
+            "gda_minimal",
+            (8, 4096),
+            ("pcie.nic_gbps=200", "pcie.mps_bytes=128", "pcie.mrrs_bytes=4096", "wire.gbps=97.5"),
+        ),
+        ("ibrc", (8, 64, 512, 4096), ()),
+        ("ibrc", (8, 4096), ("nic.mtu_bytes=1024", "wire.hops=3", "memory.gpu_read_ns=611")),
+    ],
+)
+def test_hardware_segments_equal_their_closed_forms(path, sizes, sets, tmp_path):
+    loaded, done = execute(puts(path, sizes), tmp_path / "run", sets)
+    assert done.result["verdict"] == "pass"
+    measured = {
+        size: {name: value for name, value in found.items() if name in HARDWARE}
+        for size, found in segments(done, path).items()
+    }
+    assert measured == {size: closed(loaded, path, size) for size in sizes}
+
+
+@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+def test_segments_add_up_to_the_latency(path, tmp_path):
+    _, done = execute(puts(path, (8, 4096)), tmp_path / "run")
+    for group in done.result["paths"][path]["groups"]:
+        assert sum(group["segments_ns"].values()) == group["latency_ns"]["p50"] > 0

@@ -1,0 +1,171 @@
+"""The machine is the RTL, not Python (design: time lives in RTL, software lives in Python)."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from support_path import HEAD, execute, puts, segments
+
+from hw.formats.events import EventKind
+from sim import launch, run, trace
+
+ROOT = Path(__file__).parent.parent
+BUSY = (
+    HEAD
+    + """
+paths = ["{path}"]
+[[workload]]
+kind = "put"
+size = [8, 300, 5000]
+producers = 6
+qps = 3
+window = 4
+count = 48
+"""
+)
+
+
+def log_hash(done, path):
+    return trace.load(done.directory / "events.npz")[path].sha256
+
+
+@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+def test_replay_without_python_gives_the_same_log(path, tmp_path):
+    loaded, done = execute(BUSY.format(path=path), tmp_path / "run", record=True)
+    assert done.result["verdict"] == "pass"
+    binary, recording = run.binary_for(loaded.structure), done.directory / "recording.bin"
+    for skip in (True, False):
+        replayed = json.loads(launch.replay(binary, recording, skip=skip))
+        assert replayed["event_log_sha256"] == log_hash(done, path)
+        assert replayed["events"] > 1000
+
+
+def test_a_changed_stimulus_changes_the_log(tmp_path):
+    loaded, done = execute(BUSY.format(path="gda_minimal"), tmp_path / "run", record=True)
+    recording = done.directory / "recording.bin"
+    raw = bytearray(recording.read_bytes())
+    # The last byte of the last command's data: a landmark or a store, in any case part of the log.
+    at = max(index for index in range(len(raw) - 200, len(raw)) if raw[index])
+    raw[at] ^= 1
+    recording.write_bytes(raw)
+    try:
+        replayed = json.loads(launch.replay(run.binary_for(loaded.structure), recording))
+    except launch.LaunchError:
+        return
+    assert replayed["event_log_sha256"] != log_hash(done, "gda_minimal")
+
+
+@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+def test_idle_skipping_changes_nothing(path, tmp_path):
+    hashes, evaluated = [], []
+    for skip in (True, False):
+        _, done = execute(BUSY.format(path=path), tmp_path / f"skip-{skip}", skip_idle=skip)
+        hashes.append(log_hash(done, path))
+        evaluated.append(done.result["sim"]["cycles"])
+    assert hashes[0] == hashes[1]
+    assert evaluated[0] == evaluated[1]
+
+
+def test_agents_reach_only_their_own_node(tmp_path):
+    """By construction: an agent has a node's handle and nothing else. By observation: none of the
+    other node's processors stores anything.
+    """
+    for file in (ROOT / "sim" / "agents").glob("*.py"):
+        tree = ast.parse(file.read_text())
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not names & {"machine", "_machine", "Machine", "ctypes"}, file
+        assert not any("machine" in (module or "") for module in modules), file
+    for path in ("gda_minimal", "ibrc"):
+        _, done = execute(puts(path, (8, 4096), count=4), tmp_path / path)
+        log = trace.load(done.directory / "events.npz")[path]
+        commits = log.of(EventKind.COMMIT)
+        stores = commits["fabric"] == 0
+        assert stores.any()
+        assert set(commits["node"][stores].tolist()) == {0}
+        # What arrives at the other node came over the wire.
+        assert ((commits["node"] == 1) & (commits["fabric"] == 1)).any()
+
+
+#: Segment and how often each constant counts in it, for an inlined 8-byte put and a 64-byte put of
+#: `gda_minimal`. What is not named must not move.
+MOVES = {
+    "gpu.issue_ns": ({"wqe_written": 1}, {"wqe_written": 1}),
+    "gpu.fence_gpu_ns": ({"ring": 1}, {"ring": 1}),
+    "gpu.poll_ns": ({"seen": 1}, {"seen": 1}),
+    "pcie.gpu_ns": (
+        {"ring_seen": 1, "fetched": 2, "cqe_written": 1},
+        {"ring_seen": 1, "fetched": 2, "payload": 2, "cqe_written": 1},
+    ),
+    "pcie.nic_ns": (
+        {"ring_seen": 1, "fetched": 2, "cqe_written": 1},
+        {"ring_seen": 1, "fetched": 2, "payload": 2, "cqe_written": 1},
+    ),
+    "pcie.switch_ns": (
+        {"ring_seen": 1, "fetched": 2, "cqe_written": 1},
+        {"ring_seen": 1, "fetched": 2, "payload": 2, "cqe_written": 1},
+    ),
+    "pcie.host_ns": ({}, {}),
+    "memory.gpu_read_ns": ({"fetched": 1}, {"fetched": 1, "payload": 1}),
+    "memory.gpu_commit_ns": ({"cqe_written": 1}, {"cqe_written": 1}),
+    "memory.gpu_store_ns": ({}, {}),
+    "memory.host_read_ns": ({}, {}),
+    "memory.host_commit_ns": ({}, {}),
+    "nic.doorbell_ns": ({"ring_seen": 1}, {"ring_seen": 1}),
+    "nic.wqe_ns": ({"payload": 1}, {"payload_req": 1}),
+    # The transmitter's delay passes while payload is read; the ACK has it to itself.
+    "nic.tx_ns": ({"tx_first": 1, "ack_rx": 1}, {"ack_rx": 1}),
+    "nic.rx_ns": ({"ack_rx": 2}, {"ack_rx": 2}),
+    "nic.cqe_ns": ({"cqe_written": 1}, {"cqe_written": 1}),
+    "wire.hop_ns": ({"rx_last": 1, "ack_rx": 1}, {"rx_last": 1, "ack_rx": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    return execute(puts("gda_minimal", (8, 64)), tmp_path_factory.mktemp("base") / "run")
+
+
+@pytest.mark.parametrize("constant", MOVES)
+def test_100_ns_more_move_only_their_own_segments(constant, baseline, tmp_path):
+    loaded, done = baseline
+    table, key = constant.split(".")
+    value = getattr(getattr(loaded, table), key) + 100
+    _, slower = execute(puts("gda_minimal", (8, 64)), tmp_path / "run", [f"{constant}={value}"])
+    before, after = segments(done, "gda_minimal"), segments(slower, "gda_minimal")
+    for size, expected in zip((8, 64), MOVES[constant], strict=True):
+        moved = {
+            name: after[size][name] - before[size][name]
+            for name in before[size]
+            if after[size][name] != before[size][name]
+        }
+        assert moved == {name: 100 * count for name, count in expected.items()}
+
+
+def test_with_all_delays_zero_bytes_and_tlps_are_the_same(tmp_path):
+    sizes = (8, 64, 300, 4096, 9001)
+    loaded, normal = execute(puts("gda_minimal", sizes, count=3), tmp_path / "normal")
+    sets = [
+        f"{table}.{key}=0"
+        for table in ("pcie", "memory", "nic", "wire")
+        for key in vars(getattr(loaded, table))
+        if key.endswith("_ns") or key == "cable_ns_per_m"
+    ]
+    assert len(sets) > 15
+    _, fast = execute(puts("gda_minimal", sizes, count=3), tmp_path / "fast", sets)
+    assert fast.result["verdict"] == "pass"
+    slow_path, fast_path = (r.result["paths"]["gda_minimal"] for r in (normal, fast))
+    assert fast_path["groups"][0]["latency_ns"]["p50"] < slow_path["groups"][0]["latency_ns"]["p50"]
+    for path in (slow_path, fast_path):
+        path["tlps"] = {
+            name: count for name, count in path["counters"].items() if name.startswith("tlp_")
+        }
+        path["bytes"] = {
+            link: (values.get("payload_bytes"), values.get("wire_bytes"))
+            for link, values in path["links"].items()
+        }
+    assert slow_path["tlps"] == fast_path["tlps"]
+    assert slow_path["bytes"] == fast_path["bytes"]
+    assert sum(slow_path["tlps"].values()) > 100
