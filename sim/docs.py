@@ -1,8 +1,9 @@
-"""Docs that are printed from the code: `docs/formats.md` and `docs/assumptions.md`.
+"""Docs that are printed from the code: `docs/formats.md`, `docs/assumptions.md`, and README's tables.
 
 Formats come from the layouts in `hw/formats`, with the `#:` comments of their source. Assumptions
 come from the presets, from the defaults of the configuration, and from `docs/assumptions.toml`,
-which holds what is no constant. `python -m sim.docs` writes both, `--check` says which is stale.
+which holds what is no constant. The tables of README come from a run of the main job.
+`python -m sim.docs` writes all of them; `--check` names what is stale of the first two.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import importlib
 import inspect
 import io
 import sys
+import tempfile
 import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,11 +33,17 @@ from hw.formats.layout import NetworkLayout
 from . import closed_form
 from .explain import explain_text
 from .preset import SECTIONS, Preset, load_preset, preset_names
+from .progress import Progress
+from .report.tables import compare_table, segment_table
+from .run import RunOptions, execute
+from .scenario import load
 from .schema import show
 
-__all__ = ["assumptions_text", "comments", "formats_text", "main", "render"]
+__all__ = ["assumptions_text", "comments", "formats_text", "main", "readme_text", "render"]
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+_TABLE, _TABLE_END = "<!-- main-job table -->", "<!-- end of table -->"
 #: Modules of hw/formats in the order in which a message meets them.
 MODULES = ("mlx5", "op", "dma", "tlp", "roce", "context", "events")
 _HEAD = "<!-- Printed by `make docs`; edit the source instead. -->"
@@ -396,6 +404,19 @@ def render() -> dict[Path, str]:
     return {DOCS / "formats.md": formats_text(), DOCS / "assumptions.md": assumptions_text()}
 
 
+def readme_text() -> str:
+    """README.md with the tables of the main job, which is run for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        scenario = load(ROOT / "scenarios" / "main-job.toml")
+        options = RunOptions(out=Path(folder) / "run")
+        result = execute(scenario, options, Progress(io.StringIO())).result
+    tables = f"{compare_table(result)}\n\n{segment_table(result)}"
+    before, _, rest = (ROOT / "README.md").read_text().partition(_TABLE)
+    _, end, after = rest.partition(_TABLE_END)
+    assert end, f"README.md has no {_TABLE} ... {_TABLE_END}"
+    return f"{before}{_TABLE}\n```\n{tables.strip()}\n```\n{end}{after}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files, or (`--check`) name those that are stale; 1 if there is one."""
     parser = argparse.ArgumentParser(prog="python -m sim.docs", allow_abbrev=False)
@@ -406,12 +427,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path, text in render().items()
         if not path.exists() or path.read_text() != text
     ]
+    if not check:
+        stale.append((ROOT / "README.md", readme_text()))
     for path, text in stale:
         if check:
             print(f"docs/{path.name} is stale: make docs", file=sys.stderr)
         else:
             path.write_text(text)
-            print(f"docs/{path.name} written")
+            print(f"{path.relative_to(ROOT)} written")
     return int(check and bool(stale))
 
 
