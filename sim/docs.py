@@ -1,4 +1,4 @@
-"""Docs that are printed from the code: `docs/formats.md`, `docs/assumptions.md`, and README's tables.
+"""Docs printed from the code: `docs/formats.md`, `docs/assumptions.md`, and the tables of README.
 
 Formats come from the layouts in `hw/formats`, with the `#:` comments of their source. Assumptions
 come from the presets, from the defaults of the configuration, and from `docs/assumptions.toml`,

@@ -27,11 +27,14 @@ def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, cap
     fresh.write_text("new")
     stale.write_text("old")
     monkeypatch.setattr(docs, "render", lambda: {fresh: "new", stale: "new"})
+    monkeypatch.setattr(docs, "readme_text", lambda: "tables")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
     assert docs.main(["--check"]) == 1
     assert capsys.readouterr().err == "docs/stale.md is stale: make docs\n"
     assert stale.read_text() == "old"
     assert docs.main([]) == 0
     assert stale.read_text() == "new"
+    assert (tmp_path / "README.md").read_text() == "tables"
     assert docs.main(["--check"]) == 0
 
 
