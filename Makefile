@@ -13,7 +13,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n 2
 
 lint: $(READY)
-	$(BIN)/ruff check . && $(BIN)/pyright
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/python -m pytest -q tests/test_e2e_lint.py
 
 docs: $(READY)
 	$(BIN)/python -m sim.docs

@@ -222,7 +222,7 @@ class Memory(wiring.Component):
         # Writes: accepted at once, committed when their time has come.
         paths = {
             "fabric": (self.posted, self.timing.commit, "fw", self.on_commit_fabric, 1),
-            "store": (self.stores, self.timing.store, "pw", self.on_commit_store, 0),
+            "processor": (self.stores, self.timing.store, "pw", self.on_commit_store, 0),
         }
         writes = {}
         for name, (source, latency, port, event, fabric) in paths.items():

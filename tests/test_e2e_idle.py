@@ -1,10 +1,13 @@
 """On an idle system every hardware segment of a message equals its closed form, to the cycle."""
 
+from pathlib import Path
+
 import pytest
 from support_path import execute, puts, segments
 
 from sim.closed_form import Idle
 
+ROOT = Path(__file__).parent.parent
 #: Hardware segments; the others are software's.
 HARDWARE = {
     "ring_seen",
@@ -70,3 +73,16 @@ def test_segments_add_up_to_the_latency(path, tmp_path):
     _, done = execute(puts(path, (8, 4096)), tmp_path / "run")
     for group in done.result["paths"][path]["groups"]:
         assert sum(group["segments_ns"].values()) == group["latency_ns"]["p50"] > 0
+
+
+def test_doorbell_to_completion_is_what_the_calibration_page_says(tmp_path):
+    """Published: 3.30 us. The model's own figure is on the page, and so is the miss."""
+    folder = ROOT / "scenarios" / "doorbell-to-cqe.toml"
+    _, done = execute(folder.read_text(), tmp_path / "run")
+    assert done.result["verdict"] == "pass"
+    (group,) = done.result["paths"]["gda_minimal"]["groups"]
+    before = group["segments_ns"]["wqe_written"] + group["segments_ns"]["ring"]
+    figure = (group["latency_ns"]["p50"] - before) / 1000
+    page = (ROOT / "docs" / "calibration-h200-cx7-ib200.md").read_text()
+    assert f"The RTL with these constants gives {figure:.2f} us" in page
+    assert not 0.85 <= figure / 3.30 <= 1.15, "a hit now: say so on the page"

@@ -1,0 +1,15 @@
+import pytest
+
+from hw.config import Structure
+from sim import build, run
+
+
+def test_generated_verilog_lints_without_warnings():
+    """But for the waivers in sim/engine/waivers.vlt, each with its reason."""
+    build.lint((run.binary_for(Structure()).parent / "node.v").read_text())
+
+
+def test_lint_finds_a_warning():
+    latch = "module node(input wire a, output reg b); always @* if (a) b = 1; endmodule\n"
+    with pytest.raises(build.BuildError, match="LATCH"):
+        build.lint(latch)
