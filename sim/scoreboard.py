@@ -37,6 +37,9 @@ __all__ = ["MOST", "Rules", "Verdict", "judge"]
 #: Violations of one kind that are told one by one; a last one says how many more there are.
 MOST = 20
 
+#: Cycles by which a link may take an item before it is free (`ahead` of its `RateMeter`).
+_LEAD = 2
+
 #: Names of the statuses that a retirement can carry.
 STATUS_NAMES = {
     OpStatus.SUCCESS.value: "SUCCESS",
@@ -390,7 +393,10 @@ class _Court:
             )
 
     def rates(self):
-        """No stretch of any link carries more than rate x time, plus one TLP or packet."""
+        """No stretch of any link carries more than rate x time, plus one TLP or packet.
+
+        Events are of the cycle in which the link takes an item, up to `_LEAD` before its turn.
+        """
         sent = self._log.of(EventKind.TLP_SENT)
         for link, interval in self._rules.link_intervals.items():
             for node in np.unique(sent["node"][sent["link"] == link]).tolist():
@@ -433,7 +439,8 @@ class _Court:
         # is kept.
         per_byte = interval / (1 << BYTE_FRACTION)
         spare = cycles - (np.cumsum(wire) - wire) * per_byte
-        excess = np.maximum.accumulate(spare) - spare - (wire.max(initial=0) * per_byte + 1)
+        slack = wire.max(initial=0) * per_byte + _LEAD + 1
+        excess = np.maximum.accumulate(spare) - spare - slack
         worst = int(np.argmax(excess)) if len(excess) else 0
         if len(excess) and excess[worst] > 0:
             self.accuse(
