@@ -3,8 +3,8 @@
 Every result is a list of named terms; its sum is the segment. Serialisation is computed beat by
 beat in the fixed point of the rate meters, so it is exact. Cycles that a block takes whatever the
 constants are come from `PIPELINE_CYCLES`, one entry for each sentence under "Timing" in the block's
-docstring; they are read there and not fitted to runs. (`sim.closed` has the same in nanoseconds,
-without pipelines, for the calibration of presets.)
+docstring; they are read there and not fitted to runs. Without them the forms are the constants
+alone, which is what presets are calibrated with.
 """
 
 from dataclasses import dataclass, field
