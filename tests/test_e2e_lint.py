@@ -1,6 +1,8 @@
 import pytest
 
 from hw.config import Structure
+from hw.elaborate import to_verilog
+from hw.node import Node
 from sim import build, run
 
 
@@ -13,3 +15,7 @@ def test_lint_finds_a_warning():
     latch = "module node(input wire a, output reg b); always @* if (a) b = 1; endmodule\n"
     with pytest.raises(build.BuildError, match="LATCH"):
         build.lint(latch)
+
+
+def test_a_node_with_1024_qps_elaborates_and_lints():
+    build.lint(to_verilog(Node(Structure(qps=1024)), "node"))
