@@ -5,6 +5,7 @@ from amaranth.lib import data, enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.tlp import ADDRESS_BITS, BAR_SHIFT, CompletionBeat, PostedBeat, ReadBeat
+from .lib.align import rotate_right_bytes
 
 __all__ = ["Command", "Operation", "Processor", "Response"]
 
@@ -46,13 +47,6 @@ class Response(wiring.Signature):
 
     def __init__(self):
         super().__init__({"valid": Out(1), "token": Out(64), "data": Out(512)})
-
-
-def rotated(m, line, lanes, name):
-    """`line` rotated right by `lanes` bytes: one wide shift."""
-    result = Signal(512, name=name)
-    m.d.comb += result.eq(Cat(line, line) >> Cat(Const(0, 3), lanes))
-    return result
 
 
 class Processor(wiring.Component):
@@ -116,7 +110,7 @@ class Processor(wiring.Component):
         ]
         right = Signal(6)
         m.d.comb += right.eq(-lane)
-        line = rotated(m, command.data, right, "line")
+        line = rotate_right_bytes(m, command.data, right, "line", when=self.commands.valid)
         for port in (self.stores, self.posted):
             beat = port.payload
             m.d.comb += [
@@ -176,12 +170,19 @@ class Processor(wiring.Component):
             recall.addr.eq(answer.tag),
             self.response.valid.eq(self.completions.valid),
             self.response.token.eq(recall.data),
-            self.response.data.eq(rotated(m, answer.data, answer.address[:6], "answered")),
+            self.response.data.eq(
+                rotate_right_bytes(
+                    m, answer.data, answer.address[:6], "answered", when=self.completions.valid
+                )
+            ),
         ]
+        # One operation for all tags, where an indexed bit would be a choice among 64.
+        taken, freed = Signal(TAGS), Signal(TAGS)
+        m.d.comb += [taken.eq(remember.en << tag), freed.eq(self.completions.valid << recall.addr)]
         with m.If(remember.en):
-            m.d.sync += [tag.eq(tag + 1), used.bit_select(tag, 1).eq(1)]
-        with m.If(self.completions.valid):
-            m.d.sync += used.bit_select(recall.addr, 1).eq(0)
+            m.d.sync += tag.eq(tag + 1)
+        with m.If(remember.en | self.completions.valid):
+            m.d.sync += used.eq((used | taken) & ~freed)
 
         m.d.comb += self.quiet.eq(~(self.commands.valid | self.completions.valid))
         return m

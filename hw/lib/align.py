@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["Line", "Realigner", "bytes_to_boundary", "rotate_left_bytes"]
+__all__ = ["Line", "Realigner", "bytes_to_boundary", "rotate_right_bytes"]
 
 
 class Line(data.Struct):
@@ -29,16 +29,16 @@ def bytes_to_boundary(m, address, size_log2, name):
     return left
 
 
-def rotate_left_bytes(m, value, amount, name):
-    """`value` rotated left by `amount` bytes (lane i moves to lane i + amount), as log2 stages."""
-    lanes = len(value) // 8
-    for bit in range(len(amount)):
-        shifted = Signal(len(value), name=f"{name}_{bit}")
-        shift = 8 << bit
-        m.d.comb += shifted.eq(Mux(amount[bit], Cat(value[-shift:], value[:-shift]), value))
-        value = shifted
-    assert lanes == 1 << len(amount)
-    return value
+def rotate_right_bytes(m, value, amount, name, *, when):
+    """`value` rotated right by `amount` bytes (lane i moves to lane i - amount), while `when`.
+
+    One wide shift under a condition: what a simulator skips while there is nothing to rotate.
+    """
+    assert len(value) == 8 << len(amount)
+    result = Signal(len(value), name=name)
+    with m.If(when):
+        m.d.comb += result.eq(Cat(value, value) >> Cat(Const(0, 3), amount))
+    return result
 
 
 class Realigner(wiring.Component):
@@ -89,19 +89,20 @@ class Realigner(wiring.Component):
             first.eq(Mux(running, base, self.start)),
         ]
         amount = Signal(6)
-        m.d.comb += amount.eq(position - self.i.payload.lane)
-        rotated = rotate_left_bytes(m, self.i.payload.data, amount, "rotated")
+        m.d.comb += amount.eq(self.i.payload.lane - position)
+        rotated = rotate_right_bytes(m, self.i.payload.data, amount, "rotated", when=self.i.valid)
 
         # Lanes from `position` up take the new bytes, those below keep the held ones: one shift of
         # a word of ones, so that
         # a simulator has one operation for all lanes.
         above, keep_bits = Signal(7), Signal(512)
-        m.d.comb += [
-            above.eq(64 - position),
-            keep_bits.eq(Const((1 << 512) - 1, 512) >> Cat(Const(0, 3), above)),
-        ]
+        m.d.comb += above.eq(64 - position)
         merged = Signal(512)
-        m.d.comb += merged.eq((held & keep_bits) | (rotated & ~keep_bits))
+        with m.If(self.i.valid):
+            m.d.comb += [
+                keep_bits.eq(Const((1 << 512) - 1, 512) >> Cat(Const(0, 3), above)),
+                merged.eq((held & keep_bits) | (rotated & ~keep_bits)),
+            ]
 
         end = Signal(8)
         full, spills = Signal(), Signal()

@@ -57,14 +57,18 @@ class Arbiter(wiring.Component):
         locked = Signal(range(count))
         m.d.comb += grant.eq(Mux(held, locked, choice))
 
-        with m.Switch(grant):
-            for index, port in enumerate(self.i):
-                with m.Case(index):
-                    m.d.comb += [
-                        self.o.payload.eq(port.payload),
-                        self.o.valid.eq(port.valid),
-                        port.ready.eq(self.o.ready),
-                    ]
+        # Without a request nothing is chosen: a simulator then skips the wide multiplexer.
+        with m.If(requests.any()):
+            with m.Switch(grant):
+                for index, port in enumerate(self.i):
+                    with m.Case(index):
+                        m.d.comb += [
+                            self.o.payload.eq(port.payload),
+                            self.o.valid.eq(port.valid),
+                        ]
+        m.d.comb += [
+            port.ready.eq(self.o.ready & (grant == index)) for index, port in enumerate(self.i)
+        ]
 
         # Once offered, a beat stays offered: the grant is held until it is taken (and, for packets,
         # ended).

@@ -1,7 +1,7 @@
 """A named latency: what goes in comes out a set number of cycles later."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 __all__ = ["NEVER", "NOW_BITS", "DelayLine", "earliest"]
@@ -72,29 +72,38 @@ class DelayLine(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        entry = data.StructLayout({"due": NOW_BITS, "item": self._shape})
-        m.submodules.store = store = memory.Memory(shape=entry, depth=self.depth, init=[])
-        write, read = store.write_port(), store.read_port(domain="comb")
         head, tail = Signal(range(self.depth)), Signal(range(self.depth))
         level = Signal(range(self.depth + 1))
-        taken = Signal()
+        entered, taken = Signal(), Signal()
+
+        # The time has a store of its own: it is compared every cycle, the wide item is read once.
+        oldest = {}
+        for name, shape, value in (
+            ("times", NOW_BITS, self.now + self.latency),
+            ("items", self._shape, self.i.payload),
+        ):
+            m.submodules[name] = store = memory.Memory(shape=shape, depth=self.depth, init=[])
+            write, read = store.write_port(), store.read_port(domain="comb")
+            m.d.comb += [
+                write.en.eq(entered),
+                write.addr.eq(tail),
+                write.data.eq(value),
+                read.addr.eq(head),
+            ]
+            oldest[name] = read.data
 
         m.d.comb += [
             self.i.ready.eq(level != self.depth),
-            write.en.eq(self.i.valid & self.i.ready),
-            write.addr.eq(tail),
-            write.data.due.eq(self.now + self.latency),
-            write.data.item.eq(self.i.payload),
-            read.addr.eq(head),
-            self.o.payload.eq(read.data.item),
-            self.o.valid.eq((level != 0) & (read.data.due <= self.now)),
+            entered.eq(self.i.valid & self.i.ready),
+            self.o.payload.eq(oldest["items"]),
+            self.o.valid.eq((level != 0) & (oldest["times"] <= self.now)),
             taken.eq(self.o.valid & self.o.ready),
-            self.due.eq(Mux(level != 0, read.data.due, NEVER)),
+            self.due.eq(Mux(level != 0, oldest["times"], NEVER)),
             self.quiet.eq(~self.o.valid),
         ]
-        with m.If(write.en):
+        with m.If(entered):
             m.d.sync += tail.eq(tail + 1)
         with m.If(taken):
             m.d.sync += head.eq(head + 1)
-        m.d.sync += level.eq(level + write.en - taken)
+        m.d.sync += level.eq(level + entered - taken)
         return m
