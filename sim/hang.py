@@ -160,10 +160,9 @@ def _on_the_wire(streams, queue, key, far):
     waiting = queue["fetched"] - queue["acked"]
     sent = streams.sent["group"] == key
     if not np.any(sent):
-        return (
-            f"{waiting} blocks fetched, no packet sent: "
-            "the requester or the payload reads do not move"
-            + _lost(streams, node, far, requests=True)
+        return f"{waiting} blocks fetched, no packet sent" + (
+            _lost(streams, node, far, requests=True)
+            or ": the requester or the payload reads do not move"
         )
     psn = int(streams.sent["psn"][sent][-1])
     acks = streams.acks["group"] == key

@@ -124,7 +124,7 @@ def judge(scenario, path, log, table, messages, memory, status):
     court = _Court(rules, log, table, columns(rows), blocks)
     court.memory(memory)
     court.retirements(status.ended == "done")
-    court.completions(status.ended == "done")
+    court.completions(status.ended)
     court.indices()
     court.rates()
     court.ledgers()
@@ -288,8 +288,11 @@ class _Court:
                 wqe_index=int(events["wqe_index"][row]),
             )
 
-    def completions(self, done):
-        """One CQE for each signalled WQE, and none else; and software saw it."""
+    def completions(self, ended):
+        """One CQE for each signalled WQE, and none else; and software saw it.
+
+        In a run that was stopped, CQEs may be on their way.
+        """
         events = self._joins.of(
             EventKind.COMMIT,
             lambda table: (table["mark_kind"] == MarkKind.CQE.value) & (table["last"] == 1),
@@ -298,15 +301,18 @@ class _Court:
         )
         count, when = self._times(events)
         signaled = self._messages["signaled"] != 0
-        for row in np.flatnonzero(signaled & self._retired & (count == 0)).tolist():
-            self.accuse(
-                "completion_lost", "retired and signalled, but no CQE was written", **self._of(row)
-            )
+        if ended in ("done", "hang"):
+            for row in np.flatnonzero(signaled & self._retired & (count == 0)).tolist():
+                self.accuse(
+                    "completion_lost",
+                    "retired and signalled, but no CQE was written",
+                    **self._of(row),
+                )
         for row in np.flatnonzero(count > signaled).tolist():
             text = f"{count[row]} CQEs" + ("" if signaled[row] else ", and it was not signalled")
             self.accuse("completion_twice", text, cycle=int(when[row]), **self._of(row))
         self._stray(events, "completion_twice", "a CQE of WQE {}, which was never posted")
-        if done:
+        if ended == "done":
             for row in np.flatnonzero(signaled & (count == 1) & (self._table["seen"] < 0)).tolist():
                 self.accuse(
                     "completion_lost",
