@@ -1,8 +1,7 @@
 """Where things lie in a node's memories, and the bus addresses by which devices reach them.
 
 A memory has 64 GiB of address space, of which only what is touched takes room. Offsets are the same
-in GPU and host memory, so
-that a queue can live in either.
+in GPU and host memory, so that a queue can live in either.
 """
 
 from hw.formats.mlx5 import BLOCK_BYTES, UAR_PAGE_BYTES, UAR_REGISTER_OFFSET
@@ -12,6 +11,7 @@ __all__ = [
     "CHANNEL",
     "COMPLETE",
     "CQ",
+    "CQ_RECORD",
     "DATA",
     "MEMORIES",
     "QUIET_ACK",
@@ -36,6 +36,8 @@ COMPLETE, QUIET_ISSUE, QUIET_ACK = 0x8_0000_1000, 0x8_0000_1040, 0x8_0000_1080
 CHANNEL = 0x8_1000_0000
 #: Send queues, completion queues, doorbell records.
 SQ, CQ, RECORD = 0xA_0000_0000, 0xC_0000_0000, 0xE_0000_0000
+#: The CQ's record lies in the line of its QP's.
+CQ_RECORD = 32
 
 
 def bus(memory, offset):

@@ -119,8 +119,7 @@ class Bench:
                 qp=context,
                 qpn=connect.qpn(number, context),
                 depth=queues.sq_depth,
-                cq_depth=queues.cq_depth,
-                collapsed=queues.cq == "collapsed",
+                cq_depth=connect.cq_entries(self.scenario, self.path),
                 on_post=self._on_post,
             )
         return self._queues[number, context]

@@ -7,7 +7,7 @@ from hw.formats.layout import Codec
 
 from . import addresses
 
-__all__ = ["PATH_MEMORY", "configuration", "prepare", "qpn"]
+__all__ = ["PATH_MEMORY", "configuration", "cq_entries", "prepare", "qpn"]
 
 #: Memory in which a path keeps its rings.
 PATH_MEMORY = {"gda_minimal": "gpu", "ibrc": "host"}
@@ -31,7 +31,7 @@ def configuration(scenario, path):
             (node, context.Table.TIMING, index, word)
             for index, word in enumerate(scenario.timing_words(node))
         ]
-    collapsed = queues.cq == "collapsed"
+    entries = cq_entries(scenario, path)
     mtu_log2 = scenario.nic.mtu_bytes.bit_length() - 1
     for connection in scenario.plan.connections:
         ends = ((connection.a, connection.a_context), (connection.b, connection.b_context))
@@ -57,9 +57,9 @@ def configuration(scenario, path):
                     context.Table.CQ,
                     index,
                     _cq.pack(
-                        base=addresses.bus(memory, addresses.cq_offset(index, _cq_entries(queues))),
-                        depth_log2=_cq_entries(queues).bit_length() - 1,
-                        collapsed=collapsed,
+                        base=addresses.bus(memory, addresses.cq_offset(index, entries)),
+                        depth_log2=entries.bit_length() - 1,
+                        collapsed=entries == 1,
                         **common,
                     ),
                 ),
@@ -69,7 +69,7 @@ def configuration(scenario, path):
 
 def prepare(machine, scenario, path):
     """Fills completion rings with ones, as software does, before cycle 0."""
-    entries = _cq_entries(scenario.queues)
+    entries = cq_entries(scenario, path)
     for connection in scenario.plan.connections:
         for node, index in (
             (connection.a, connection.a_context),
@@ -80,5 +80,8 @@ def prepare(machine, scenario, path):
             )
 
 
-def _cq_entries(queues):
-    return 1 if queues.cq == "collapsed" else queues.cq_depth
+def cq_entries(scenario, path):
+    """CQEs of a path's completion queues; 1 means collapsed, which host verbs never are."""
+    if path == "gda_minimal" and scenario.queues.cq == "collapsed":
+        return 1
+    return scenario.queues.cq_depth

@@ -374,7 +374,12 @@ def _depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
     """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is
     smaller than a request.
     """
-    depth = scenario.queues.sq_depth
+    depth, cq_depth = scenario.queues.sq_depth, scenario.queues.cq_depth
+    rings = "ibrc" in scenario.paths or scenario.queues.cq == "ring"
+    if rings and cq_depth < depth:
+        raise ConfigError(
+            "nic.cq_depth", cq_depth, f"allowed at least {depth}, sq_depth: each WQE may need a CQE"
+        )
     for index, work in enumerate(scenario.workloads):
         for path in scenario.paths:
             blocks = max(blocks_of(size, path) for size in work.size)

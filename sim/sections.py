@@ -134,7 +134,10 @@ class QueueConfig(_Checked):
 
     sq_depth: int = power_of_two("Blocks of 64 bytes in a send queue.", 2, 32768, 1024)
     cq: str = choice(
-        "One CQE rewritten in place, or a ring of them.", "collapsed", "ring", default="collapsed"
+        "One CQE rewritten in place, or a ring (gda_minimal; a host always has a ring).",
+        "collapsed",
+        "ring",
+        default="collapsed",
     )
     cq_depth: int = power_of_two("CQEs of a ring.", 2, 32768, 1024)
     ack_timeout: int = choice(

@@ -179,10 +179,9 @@ class Proxy:
     def _turn(self):
         """One round of the loop; whether anything was done."""
         self._time = max(self._time, self._node.now + 1)
-        # Completions before quiet, so that quiet is answered in the turn that makes it true.
-        worked = self._requests()
-        worked |= self._completions()
-        return self._quiet() or worked
+        worked = self._quiet()
+        worked |= self._requests()
+        return self._completions() or worked
 
     def _requests(self):
         taken = 0

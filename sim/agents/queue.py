@@ -46,20 +46,17 @@ class SendQueue:
     qp, qpn : int
         Context index and number.
     depth, cq_depth : int
-        Blocks of the send queue, entries of the completion queue.
-    collapsed : bool
-        Whether entry 0 of the completion queue is rewritten in place.
+        Blocks of the send queue, entries of the completion queue. One entry is a collapsed queue:
+        it is rewritten in place.
     on_post : callable, optional
         Told of each WQE posted, with the QP's context index.
     """
 
-    def __init__(
-        self, node, *, processor, memory, qp, qpn, depth, cq_depth, collapsed, on_post=None
-    ):
+    def __init__(self, node, *, processor, memory, qp, qpn, depth, cq_depth, on_post=None):
         self._on_post = on_post
         self.node, self.processor, self.memory = node, processor, memory
-        self.qp, self.qpn, self.depth, self.collapsed = qp, qpn, depth, collapsed
-        self.cq_depth = cq_depth = 1 if collapsed else cq_depth
+        self.qp, self.qpn, self.depth, self.cq_depth = qp, qpn, depth, cq_depth
+        self.collapsed = cq_depth == 1
         #: Next block to be written; blocks below `done` are free again; producer index last rung.
         self.posted, self.done, self.rung = 0, 0, 0
         #: WQEs posted and not known to be done, oldest first.
@@ -166,7 +163,19 @@ class SendQueue:
                 break
         if covered:
             self.done = covered[-1].next_index
+            if not self.collapsed:
+                self._store_consumer_index()
         return covered
+
+    def _store_consumer_index(self):
+        """The CQ's record, as host verbs keep it: 24 bits. (A collapsed CQ has no consumer.)"""
+        self.node.store(
+            self.processor,
+            addresses.bus(self.memory, self._record + addresses.CQ_RECORD),
+            (self._consumed & 0xFFFFFF).to_bytes(4, "big"),
+            self.node.now + 1,
+            mark(MarkKind.RECORD, self.qp, self._consumed & 0xFFFF),
+        )
 
     def _entry(self):
         return self._cq + (0 if self.collapsed else self._consumed % self.cq_depth) * 64
