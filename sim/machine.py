@@ -50,6 +50,7 @@ __all__ = [
 EVENT = np.dtype([("cycle", "<u8"), ("node", "<u2"), ("kind", "<u2"), ("payload", "u1", (20,))])
 #: Mailboxes by name (decision 2).
 PORTS = {"gpu": 0, "cpu": 1, "config": 2, "trace": 3}
+_TRACE_PORT = PORTS["trace"]
 #: Memories by name.
 MEMORIES = {"gpu": 0, "host": 1}
 MEMORY_BYTES = 1 << 36
@@ -64,6 +65,7 @@ _NEVER = (1 << 64) - 1
 _HEAD = struct.Struct("<QQQQQ216s")
 _REQUEST = struct.Struct("<QQQBBBB64s4x")
 _WAKE = struct.Struct("<QQHHHxx64s")
+_pack_request, _REQUEST_BYTES = _REQUEST.pack_into, _REQUEST.size
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
@@ -251,7 +253,7 @@ class Node:
         data = payload.to_bytes(20, "little") if isinstance(payload, int) else payload
         if len(data) > 20:
             raise ValueError(f"event payload of {len(data)} bytes: allowed up to 20")
-        self._command(due, 0, int(kind), PORTS["trace"], _TRACE, 20, data)
+        self._command(due, 0, int(kind), _TRACE_PORT, _TRACE, 20, data)
 
     def memory(self, name: str) -> np.ndarray:
         """All committed bytes of a memory, read only."""
@@ -563,18 +565,8 @@ class Machine:
     ) -> None:
         if self._pending == self._request_capacity:
             self._flush()
-        _REQUEST.pack_into(
-            self._requests,
-            self._pending * _REQUEST.size,
-            due,
-            address,
-            token,
-            node,
-            port,
-            op,
-            length,
-            data,
-        )
+        offset = self._pending * _REQUEST_BYTES
+        _pack_request(self._requests, offset, due, address, token, node, port, op, length, data)
         self._pending += 1
 
     def _flush(self) -> None:

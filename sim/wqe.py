@@ -1,5 +1,6 @@
 """The bytes that software writes for a NIC: WQEs, doorbells, records; and what it reads back."""
 
+from functools import cache
 from itertools import pairwise
 
 from hw.formats import mlx5
@@ -22,8 +23,30 @@ _doorbell = Codec(mlx5.Doorbell)
 _WRITE = mlx5.WqeOpcode.WRITE.value
 
 
-def _padded(wqe):
-    return wqe + bytes(-len(wqe) % mlx5.BLOCK_BYTES)
+_HEAD_BYTES = _ctrl.size + _raddr.size
+#: Bit of a field in the head's big-endian number.
+_INDEX_BIT = _ctrl.fields["wqe_index"][0] + 8 * _raddr.size
+_RADDR_BIT = _raddr.fields["raddr"][0]
+
+
+@cache
+def _template(qpn, rkey, octowords, signaled):
+    """Control and address segment with index and address 0, as a big-endian number."""
+    ctrl = _ctrl.pack(
+        opcode=_WRITE, qpn=qpn, ds=octowords, fm_ce_se=mlx5.CE_ALWAYS if signaled else 0
+    )
+    return int.from_bytes(ctrl + _raddr.pack(rkey=rkey), "big")
+
+
+def _wqe(index, qpn, raddr, rkey, signaled, segments):
+    """A WRITE with these segments behind its head, padded to whole blocks."""
+    if not 0 <= raddr < 1 << 64:
+        raise ValueError(f"raddr = {raddr:#x}: allowed 64 bits")
+    octowords = (_HEAD_BYTES + len(segments)) // 16
+    head = _template(qpn, rkey, octowords, signaled)
+    head |= (index & 0xFFFF) << _INDEX_BIT | raddr << _RADDR_BIT
+    padding = bytes(-(_HEAD_BYTES + len(segments)) % mlx5.BLOCK_BYTES)
+    return head.to_bytes(_HEAD_BYTES, "big") + segments + padding
 
 
 def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1):
@@ -33,37 +56,18 @@ def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1)
     """
     segments = min(segments, length)
     cuts = [length * cut // segments for cut in range(segments + 1)]
-    return _padded(
-        _ctrl.pack(
-            wqe_index=index & 0xFFFF,
-            opcode=_WRITE,
-            qpn=qpn,
-            ds=2 + segments,
-            fm_ce_se=mlx5.CE_ALWAYS if signaled else 0,
-        )
-        + _raddr.pack(raddr=raddr, rkey=rkey)
-        + b"".join(
-            _data.pack(byte_count=end - start, lkey=lkey, address=laddr + start)
-            for start, end in pairwise(cuts)
-        )
+    data = b"".join(
+        _data.pack(byte_count=end - start, lkey=lkey, address=laddr + start)
+        for start, end in pairwise(cuts)
     )
+    return _wqe(index, qpn, raddr, rkey, signaled, data)
 
 
 def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     """RDMA WRITE whose bytes stand in the WQE: as many blocks as they need."""
     segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
     segment += bytes(-len(segment) % 16)
-    return _padded(
-        _ctrl.pack(
-            wqe_index=index & 0xFFFF,
-            opcode=_WRITE,
-            qpn=qpn,
-            ds=2 + len(segment) // 16,
-            fm_ce_se=mlx5.CE_ALWAYS if signaled else 0,
-        )
-        + _raddr.pack(raddr=raddr, rkey=rkey)
-        + segment
-    )
+    return _wqe(index, qpn, raddr, rkey, signaled, segment)
 
 
 def inline_capacity(blocks):
