@@ -6,6 +6,7 @@ The directory is made under a temporary name beside its place and renamed at the
 found before it is made. An interrupted run keeps what it has, with the verdict `incomplete`.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,12 +80,23 @@ class _Directory:
     def __init__(self, final: Path) -> None:
         self.final = final
         self.scratch = final.parent / f".{final.name}.{os.getpid()}"
+        #: Folders above it that were not there, the innermost first.
+        self._above: list[Path] = []
 
     def make(self) -> Path:
         """Make the scratch directory."""
         shutil.rmtree(self.scratch, ignore_errors=True)
+        self._above = [folder for folder in self.scratch.parents if not folder.exists()]
         self.scratch.mkdir(parents=True)
         return self.scratch
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        for folder in self._above:
+            # Another run may have put something there since.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def finish(self) -> Path:
         """Put it in its place; an earlier run of the same name goes."""
@@ -139,7 +151,7 @@ def execute(scenario: Scenario, options: RunOptions, progress: Progress) -> Run:
         (scratch / "result.json").write_text(json.dumps(result, indent=1) + "\n")
         _tidy(scenario, scratch)
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        directory.discard()
         raise
     return Run(directory.finish(), result)
 
