@@ -92,7 +92,7 @@ def covered(address, size):
     return 4 * (-(-(address + size) // 4) - address // 4)
 
 
-def split(address, size, limit):
+def split(address: int, size: int, limit: int) -> list[tuple[int, int]]:
     """A run of bytes cut at multiples of `limit`, as (address, size)."""
     pieces = []
     while size:

@@ -86,7 +86,7 @@ class _Streams:
         self.transmitted = joins.events.of(EventKind.TX_FIRST)
 
 
-def _top(events, key, blocks="blocks"):
+def _top(events, key, blocks: str | None = "blocks"):
     """Index behind the furthest event of a queue, or None."""
     mask = events["group"] == key
     if not np.any(mask):

@@ -332,11 +332,10 @@ class Node:
         data: bytes,
     ) -> None:
         now = self._machine.now
-        if due is None:
-            due = now + 1
-        elif due <= now:
-            raise EngineError(f"a command is due in cycle {due}, but cycle {now} is done")
-        self._request(due, address, token, self.number, port, op, length, data)
+        when = now + 1 if due is None else due
+        if when <= now:
+            raise EngineError(f"a command is due in cycle {when}, but cycle {now} is done")
+        self._request(when, address, token, self.number, port, op, length, data)
 
 
 class Machine:
@@ -599,7 +598,7 @@ class Machine:
         if not count.value:
             return np.empty(0, EVENT)
         raw = (ctypes.c_uint8 * (count.value * EVENT.itemsize)).from_address(address)
-        return np.frombuffer(raw, EVENT).copy()
+        return np.frombuffer(memoryview(raw), EVENT).copy()
 
     def save_recording(self, path: Path) -> None:
         """Save the stimulus of a recorded run, for `sim.launch.replay`."""

@@ -9,6 +9,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from amaranth.lib import data
@@ -30,7 +31,8 @@ class TraceError(ValueError):
 def _fields(layout, prefix="", start=0):
     """Flat {name: (offset, width)} of a layout; members of a struct `a` become `a_<name>`."""
     flat = {}
-    for key, field in data.Layout.cast(layout):
+    members: Any = data.Layout.cast(layout)
+    for key, field in members:
         try:
             inner = data.Layout.cast(field.shape)
         except TypeError:
