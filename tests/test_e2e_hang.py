@@ -1,0 +1,188 @@
+"""Lost packets and limits: a run that cannot go on ends in time, with a report."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support_run import CONTRACT_FILES, SCENARIOS, bellwire, command, environment, run, toml
+
+from sim import trace
+
+BOTH = ("gda_minimal", "ibrc")
+LOST = SCENARIOS / "lost-acks.toml"
+
+pytestmark = pytest.mark.usefixtures("model")
+
+
+def cpu_seconds():
+    """CPU time of all processes that this one has started and waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("packet", ["ack", "request"])
+@pytest.mark.parametrize("path", BOTH)
+def test_lost_packets_end_in_a_report_that_names_the_queue(tmp_path, path, packet):
+    drops = {"ack": 1, "request": 0}
+    before = cpu_seconds()
+    done = bellwire(
+        *("run", LOST, "--json", "--out", "run", "--set", f'paths=["{path}"]'),
+        *("--set", f'fault.0.packet="{packet}"', "--set", f"fault.0.from={drops[packet]}"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stderr
+    # All of it is computing: so long it takes where nothing else runs.
+    assert cpu_seconds() - before < 10
+    result = json.loads(done.stdout)
+    assert result["failures"][0] == "hang" and "bellwire: fail: hang" in done.stderr
+    assert {violation["kind"] for violation in result["violations"]} == {"hang"}
+    hang, (violation,) = result["hang"], result["violations"]
+    events = len(trace.load(tmp_path / "run" / "events.npz")[path])
+    assert hang["path"] == path and len(hang["last_events"]) == min(events, 50)
+    if packet == "ack":
+        assert events > 50
+    assert {(queue["node"], queue["qp"]) for queue in hang["queues"]} == {(0, 0), (0, 1)}
+    assert (violation["node"], violation["qp"]) in {(0, 0), (0, 1)}
+    for queue in hang["queues"]:
+        # One put on each QP, and its producer waits for it.
+        assert [queue[k] for k in ("posted", "rung", "fetched", "acked", "completed")] == [
+            1, 1, 1, 0, 0
+        ]  # fmt: skip
+        if packet == "ack":
+            assert "ACKs of node 1 dropped by a wire fault" in queue["waits"]
+        else:
+            assert "no packet sent; 1 packets of node 0 dropped by a wire fault" in queue["waits"]
+    assert [f"node {q['node']} qp {q['qp']}" for q in hang["queues"]] == [
+        wait.partition(":")[0] for wait in hang["waits"] if wait.startswith("node")
+    ]
+    assert hang["agents"]
+    counters = result["paths"][path]["counters"]
+    assert counters["drop_wire_fault"] == 2
+    assert result["paths"][path]["messages"]["completed"] == 0
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == CONTRACT_FILES
+
+
+def test_report_is_printed_for_people(tmp_path):
+    done = bellwire("run", LOST, "--out", "run", "--set", 'paths=["gda_minimal"]', cwd=tmp_path)
+    assert done.returncode == 1
+    for word in ("node 0 qp 0", "posted", "rung", "fetched", "acked", "completed"):
+        assert word in done.stdout
+    assert "verdict: fail" in done.stdout
+
+
+def test_shipped_scenario_finds_two_hangs_and_nothing_else(tmp_path):
+    found = run(LOST, tmp_path)
+    assert [(v["path"], v["kind"]) for v in found.result["violations"]] == [
+        (path, "hang") for path in BOTH
+    ]
+    assert not any("expect" in failure for failure in found.result["failures"])
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_one_lost_ack_is_made_good_by_the_next(tmp_path, path):
+    """An ACK covers all before it: nothing is lost but time."""
+    text = toml(
+        paths=[path],
+        workload=[{"kind": "put", "size": [64], "count": 16, "window": 4}],
+        fault=[{"kind": "drop", "from": 1, "packet": "ack", "first": 0, "count": 1}],
+    )
+    found = run(text, tmp_path).must_pass()
+    counters = found.result["paths"][path]["counters"]
+    assert counters["drop_wire_fault"] == 1 and counters["packets_ack"] >= 15
+
+
+def test_lost_request_in_the_middle_stops_its_qp_alone(tmp_path):
+    text = toml(
+        workload=[{"kind": "put", "size": [64], "count": 16, "producers": 2, "qps": 2}],
+        fault=[{"kind": "drop", "from": 0, "packet": "request", "first": 5, "count": 1}],
+    )
+    found = run(text, tmp_path)
+    # What came after the lost packet was refused; software is told of it by nothing.
+    assert found.kinds() == {"hang"}
+    (queue,) = found.result["hang"]["queues"]
+    other = 1 - queue["qp"]
+    done = found.messages["gda_minimal"].columns
+    finished = [done["completed"][i] for i in range(16) if done["producer"][i] == other]
+    assert finished == [1] * 8
+    assert found.status["gda_minimal"].ended == "hang"
+
+
+def test_simulated_time_is_limited(tmp_path):
+    text = toml(workload=[{"kind": "put", "size": [64], "count": 100}], check={"max_us": 30})
+    found = run(text, tmp_path)
+    assert found.kinds() == {"limit"} and found.result["verdict"] == "fail"
+    (violation,) = found.result["violations"]
+    assert "30 us are used up" in violation["text"]
+    assert found.result["paths"]["gda_minimal"]["sim"]["cycles"] <= 30_001
+    completed = found.result["paths"]["gda_minimal"]["messages"]["completed"]
+    assert 0 < completed < 100
+    assert found.result["paths"]["gda_minimal"]["groups"][0]["finished"] == completed
+
+
+def test_wall_time_is_limited(tmp_path):
+    work = {"kind": "put", "size": [8], "count": 1 << 15, "producers": 2, "qps": 2}
+    start = time.monotonic()
+    found = run(toml(workload=[work], check={"wall_s": 1, "watchdog_us": 10}), tmp_path)
+    assert found.kinds() == {"limit"}
+    assert "wall time is used up (1 s)" in found.result["violations"][0]["text"]
+    # Judging and the log of what was done take the rest.
+    assert time.monotonic() - start < 60
+
+
+def children(pid):
+    """All processes below a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_ctrl_c_leaves_what_there_is_and_no_process(tmp_path, path):
+    """As a terminal does: the signal goes to the simulator, too."""
+    other = BOTH[1 - BOTH.index(path)]
+    (tmp_path / "long.toml").write_text(
+        toml(
+            paths=[path, other],
+            workload=[{"kind": "put", "size": [8], "count": 1 << 17, "producers": 4, "qps": 4}],
+        )
+    )
+    process = subprocess.Popen(
+        command("run", "long.toml", "--out", "run"),
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while not children(process.pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(3)
+        below = children(process.pid)
+        assert below
+        process.send_signal(signal.SIGINT)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1, err
+    assert "bellwire: incomplete: interrupted" in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["long.toml", "run"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == CONTRACT_FILES
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["verdict"] == "incomplete" and "interrupted" in result["failures"]
+    assert f"{other}: not run" in result["failures"] and list(result["paths"]) == [path]
+    assert "verdict: incomplete" in out
