@@ -18,8 +18,8 @@ WORK = {"kind": "put", "size": [8, 300], "count": 6, "producers": 2, "qps": 2}
 pytestmark = pytest.mark.usefixtures("model")
 
 
-def text(name="scenario", **tables):
-    return f'name = "{name}"\n' + toml(**{"workload": [WORK]} | tables)
+def text(name="scenario", workload=(WORK,), **tables):
+    return f'name = "{name}"\n' + toml(workload=list(workload), **tables)
 
 
 def events(*kinds, change):
