@@ -122,6 +122,16 @@ class ProxyConfig(_Checked):
     )
     ring_bytes: int = power_of_two("Request ring in host memory.", 256, 1 << 26, 1 << 22)
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.complete_every_bytes > self.ring_bytes:
+            # Threads that wait for room in a full ring would never be told of any.
+            raise ConfigError(
+                "complete_every_bytes",
+                self.complete_every_bytes,
+                f"allowed up to {self.ring_bytes}, ring_bytes",
+            )
+
     @property
     def service_ns(self) -> float:
         """CPU time of one request."""

@@ -38,6 +38,8 @@ BAD = [
     ("CQ no power of two", None, ["nic.cq_depth=3"], "--set", "nic.cq_depth", "3", "powers"),
     ("ring no power of two", None, ["proxy.ring_bytes=300"], "--set", "proxy.ring_bytes", "300",
      "powers"),
+    ("ring that is never told of", None, ["proxy.ring_bytes=512"],
+     "bad.toml", "proxy.complete_every_bytes", "1024", "up to 512"),
     ("MTU no power of two", None, ["nic.mtu_bytes=1500"], "--set", "nic.mtu_bytes", "1500", "256"),
     ("MPS out of range", None, ["pcie.mps_bytes=8192"], "--set", "pcie.mps_bytes", "8192", "4096"),
     ("more tags than there are", None, ["nic.payload_tags=512"], "--set", "nic.payload_tags", "512",

@@ -38,6 +38,7 @@ class GdaQueue:
         self._marks, self._locate = marks, locate
         self._owner = {}
         self._free_at = 0
+        self._polling_until = 0
 
     async def run(self):
         """Post and poll until every message of every thread is done."""
@@ -46,18 +47,13 @@ class GdaQueue:
             for thread in self._threads:
                 while self._batch_fits(thread):
                     self._post(thread)
-            if self._poll():
+            if self._queue.has_completion():
                 arrived.cancel()
+                # One poll after the other: what came in meanwhile is seen by the next.
+                await self._node.until(self._polling_until)
+                self._poll()
             else:
                 await arrived
-                await self._settle()
-
-    async def _settle(self):
-        """A poll in flight sees what is there when it reaches memory: with more to come, that is a
-        poll later.
-        """
-        if len(self._queue.outstanding) > 1:
-            await self._node.until(self._node.now + self._costs.poll)
 
     def _batch_fits(self, thread):
         """Whether the thread's next batch (up to the message that rings) has room in its window and
@@ -106,10 +102,8 @@ class GdaQueue:
         ), False
 
     def _poll(self):
-        """Hand completions that are in memory to their threads; the polling thread sees them `poll`
-        later.
-        """
-        seen = self._node.now + max(1, self._costs.poll)
+        """Hand completions that are in memory to their threads; this poll returns `poll` later."""
+        seen = self._polling_until = self._node.now + max(1, self._costs.poll)
         covered = self._queue.completed()
         for posted in covered:
             thread = self._owner.pop(posted.index)
@@ -118,4 +112,3 @@ class GdaQueue:
             self._marks.stamp(
                 EventKind.SEEN, posted.message, seen, posted, thread.number & 0xFFFF, self._queue.qp
             )
-        return bool(covered)

@@ -136,6 +136,10 @@ class SendQueue:
         """Waits for a write to the completion entry that is next to be read."""
         return self.node.watch(self.memory, self._entry())
 
+    def has_completion(self):
+        """Whether a completion that was not taken yet is in memory."""
+        return bool(self.outstanding) and self._valid(*self._read_entry()[:3])
+
     def completed(self):
         """Takes all completions that are in memory now; returns the WQEs they cover, oldest first.
 
@@ -143,10 +147,7 @@ class SendQueue:
         """
         covered = []
         while self.outstanding:
-            offset = self._entry()
-            opcode, owner, counter, syndrome = wqe.read_cqe(
-                self._bytes[offset : offset + 64].tobytes()
-            )
+            opcode, owner, counter, syndrome = self._read_entry()
             if not self._valid(opcode, owner, counter):
                 break
             if opcode == wqe.CQE_ERROR_OPCODE:
@@ -179,6 +180,10 @@ class SendQueue:
 
     def _entry(self):
         return self._cq + (0 if self.collapsed else self._consumed % self.cq_depth) * 64
+
+    def _read_entry(self):
+        offset = self._entry()
+        return wqe.read_cqe(self._bytes[offset : offset + 64].tobytes())
 
     def _valid(self, opcode, owner, counter):
         if self.collapsed:
