@@ -15,6 +15,7 @@ __all__ = [
     "BYTE_FRACTION",
     "CLOCK_MHZ",
     "ITEM_FRACTION",
+    "MAX_DELAY_NS",
     "ConfigError",
     "FaultSlot",
     "FaultTiming",
@@ -37,6 +38,9 @@ __all__ = [
 
 #: One clock for everything; 1 GHz, so that a cycle reads as a nanosecond.
 CLOCK_MHZ = 1000
+#: Longest delay that still takes one item per cycle: the depth of the delay lines (1024), less
+#: some.
+MAX_DELAY_NS = 1000
 #: Fraction bits of a cost in cycles per byte.
 BYTE_FRACTION = 24
 #: Fraction bits of a cost in cycles per item (260 M/s is 3.846 cycles).
@@ -105,7 +109,7 @@ class Structure:
     #: 64-byte lines of the payload reassembly buffer.
     payload_lines: int = 2048
     #: Entries of the doorbell FIFO, those in its delay included.
-    doorbell_fifo: int = 256
+    doorbell_fifo: int = 1024
     #: Entries (beats) of a PCIe receive queue for posted writes and for completions.
     pcie_beats: int = 1024
     #: Entries of a PCIe receive queue for reads.
@@ -123,7 +127,7 @@ class Structure:
         _power_of_two(self, "wqe_lines", 2 * self.wqe_blocks, 4096)
         _power_of_two(self, "payload_tags", 4, 512)
         _power_of_two(self, "payload_lines", 128, 8192)
-        _power_of_two(self, "doorbell_fifo", 2, 256)
+        _power_of_two(self, "doorbell_fifo", 2, 1024)
         _power_of_two(self, "pcie_beats", 128, 4096)
         _power_of_two(self, "pcie_reads", 16, 1024)
         _power_of_two(self, "wire_beats", 128, 4096)
@@ -213,7 +217,8 @@ class MemoryConfig:
 
     def __post_init__(self):
         for field in fields(self):
-            _within(self, field.name, 0, 20_000)
+            # A write holds a place of its delay line; reads are few and may take long.
+            _within(self, field.name, 0, 20_000 if "read" in field.name else MAX_DELAY_NS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +242,7 @@ class NicConfig:
     fetch_blocks: int = 4
     #: WQEBBs a QP may have between fetch and retirement.
     window_blocks: int = 256
-    doorbell_fifo_depth: int = 256
+    doorbell_fifo_depth: int = 1024
     wqe_tags: int = 128
     payload_tags: int = 256
     #: Path MTU in payload bytes.
@@ -247,14 +252,14 @@ class NicConfig:
 
     def __post_init__(self):
         for name in ("doorbell_ns", "wqe_ns", "tx_ns", "rx_ns", "cqe_ns"):
-            _within(self, name, 0, 20_000)
+            _within(self, name, 0, MAX_DELAY_NS)
         for name in ("total_mops", "qp_mops"):
             value = getattr(self, name)
             if value != 0:
                 _within(self, name, 0.1, CLOCK_MHZ)
         _within(self, "fetch_blocks", 1, 32)
         _within(self, "window_blocks", 16, 1024)
-        _within(self, "doorbell_fifo_depth", 1, 256)
+        _within(self, "doorbell_fifo_depth", 1, 1024)
         _within(self, "wqe_tags", 1, 128)
         _within(self, "payload_tags", 1, 512)
         _power_of_two(self, "mtu_bytes", 256, 4096)
@@ -336,7 +341,7 @@ class NicTiming(data.Struct):
     qp_interval: 24
     fetch_blocks: 6
     window_blocks: 11
-    doorbell_fifo_depth: 9
+    doorbell_fifo_depth: 11
     wqe_tags: 8
     payload_tags: 10
     ack_every_packet: 1
@@ -427,6 +432,17 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
             "read_header_credits",
             pcie.read_header_credits,
             f"allowed up to {structure.pcie_reads}, the structure's maximum",
+        )
+    # Credits of the wire are end to end: the receive buffer must cover the way there and back.
+    way = 2 * cycles(wire.propagation_ns) + cycles(nic.rx_ns)
+    most = structure.wire_beats * DATA_BYTES * 8 * CLOCK_MHZ / 1000 / wire.gbps
+    if way > most:
+        longest = (most - cycles(nic.rx_ns)) / 2 - wire.hops * wire.hop_ns
+        raise ConfigError(
+            "cable_m",
+            wire.cable_m,
+            f"allowed up to {max(0, int(longest / max(wire.cable_ns_per_m, 1e-9)))}: the receive "
+            f"buffer of {structure.wire_beats} beats must cover the way there and back",
         )
     for kind in ("posted", "completion"):
         # A TLP may start and end in a partial line: at most two beats beyond its full lines.

@@ -21,7 +21,7 @@ from .qp_context import ConfigPort, ContextPort
 __all__ = ["DELAY_DEPTH", "CqEngine"]
 
 #: Completions that may be in the CQE delay.
-DELAY_DEPTH = 256
+DELAY_DEPTH = 1024
 #: The producer index keeps one bit more than the largest depth has, for the owner bit.
 _INDEX_BITS = 25
 

@@ -33,6 +33,8 @@ class _Beat(data.Struct):
     word: 1
     push: 1
     lines: 3
+    #: Neither, but within a register: a later part of a push that got torn.
+    piece: 1
     #: Offset in the page.
     offset: 12
     index: 16
@@ -45,9 +47,11 @@ class _Beat(data.Struct):
 class Doorbell(wiring.Component):
     """Takes the posted writes that reach the NIC and rings send queues.
 
-    An 8-byte write to the start of a register is a doorbell. A write of 1 to 4 whole lines to the
-    start of a register is a push (BlueFlame): a doorbell with its WQE behind it. Any other write is
-    ignored with a DOORBELL_OFFSET event. The producer is index + ceil(ds / 4), so that both
+    A write of 8 bytes or more to the start of a register is a doorbell. One of 1 to 4 whole lines
+    is
+    a push (BlueFlame): a doorbell with its WQE behind it. A write to another place of a register is
+    a later piece of a push that got torn (PUSH_PIECE event); any other is ignored with a
+    DOORBELL_OFFSET event. The producer is index + ceil(ds / 4), so that both
     conventions of software fit: the last WQE's index with its ds, or the next index with 0.
 
     A push whose lines cannot be used (fewer lines than blocks, ds 0, no room for all of them) rings
@@ -203,19 +207,27 @@ class Doorbell(wiring.Component):
         beat = Signal(_Beat)
         word = lanes(mlx5.Doorbell, write.data, 0)
         offset = write.address[:12]
-        at_register = Signal()
+        at_register, whole_lines = Signal(), Signal()
         m.d.comb += [
             # 0x800 + k * 0x100.
             at_register.eq(offset[11] & (offset[:8] == 0)),
-            beat.first.eq(write.first),
-            beat.last.eq(write.last),
-            beat.word.eq(at_register & (write.length == 8)),
-            beat.push.eq(
+            whole_lines.eq(
                 at_register
                 & (write.length[:6] == 0)
                 & (write.length[6:] != 0)
                 & (write.length[6:] <= _REGISTER_LINES)
             ),
+            beat.first.eq(write.first),
+            beat.last.eq(write.last),
+            beat.push.eq(whole_lines),
+            # A part of a push that got torn rings, too: its WQE is fetched.
+            beat.word.eq(
+                at_register
+                & (write.length >= 8)
+                & (write.length <= 64 * _REGISTER_LINES)
+                & ~whole_lines
+            ),
+            beat.piece.eq(offset[11] & ~at_register),
             beat.lines.eq(write.length[6:]),
             beat.offset.eq(offset),
             beat.index.eq(word.index),
@@ -232,7 +244,9 @@ class Doorbell(wiring.Component):
         with m.If(~beat.word & ~beat.push):
             m.d.comb += [
                 event.valid.eq(judging),
-                event.payload.reason.eq(DropReason.DOORBELL_OFFSET),
+                event.payload.reason.eq(
+                    Mux(beat.piece, DropReason.PUSH_PIECE, DropReason.DOORBELL_OFFSET)
+                ),
                 event.payload.info.eq(beat.offset),
             ]
         with m.Elif(~known):

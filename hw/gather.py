@@ -85,7 +85,7 @@ class Gather(wiring.Component):
         m = Module()
         # Cuts in order, and the bytes of those that are inline.
         m.submodules.order = order = Queue(Cut, self._structure.payload_lines)
-        m.submodules.inline = inline = Queue(Line, self._structure.payload_tags)
+        m.submodules.inline = inline = Queue(Line, self._structure.wqe_lines)
         m.submodules.realigner = realigner = Realigner()
 
         self._cut(m, order, inline)
@@ -134,7 +134,8 @@ class Gather(wiring.Component):
         with m.If(taken):
             m.d.sync += done.eq(Mux(ends_piece, 0, done + length))
 
-        # A message that has asked for bytes, or is about to: told when its first request is offered.
+        # A message that has asked for bytes, or is about to: told when its first request is
+        # offered.
         requested = Signal()
         m.d.comb += [
             self.on_payload_requested.valid.eq(self.requests.valid & ~requested),

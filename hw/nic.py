@@ -96,7 +96,7 @@ class Nic(wiring.Component):
             tags=structure.wqe_tags,
             tag_base=0,
             tags_cause=StallCause.WQE_TAGS,
-            lines_cause=StallCause.WINDOW,
+            lines_cause=StallCause.WQE_LINES,
         )
         self.payload_read = DmaRead(
             lines=structure.payload_lines,

@@ -18,7 +18,7 @@ from .qp_context import ConfigPort, ContextPort
 __all__ = ["Outstanding", "Packet", "Requester", "Retirer", "Segmenter", "Started"]
 
 #: Packets that may wait for the transmit delay or their payload.
-_PACKETS = 512
+_PACKETS = 1024
 
 
 class Packet(data.Struct):
@@ -442,7 +442,7 @@ class Requester(wiring.Component):
     ------
     Operation accepted at t: first beat valid at t + 1 + max(1, tx), if its payload is
     there; packet k of it at least k cycles later. One operation or packet per cycle in, one beat
-    per cycle out, no gap between packets. 512 packets may wait for the delay or their payload. ACK
+    per cycle out, no gap between packets. 1024 packets may wait for the delay or their payload. ACK
     accepted at t: on_ack_received at t, first WQE retired at t + 1 and one per cycle after,
     completion valid at t + 2; one ACK per 2 cycles if each retires one WQE. A NOP accepted at t
     with nothing before it retires at t + 3 (completion at t + 4).

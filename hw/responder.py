@@ -19,7 +19,7 @@ from .qp_context import ConfigPort, ContextPort
 __all__ = ["PacketChecker", "Responder"]
 
 #: ACKs that may wait for the transmit delay.
-_ACKS = 512
+_ACKS = 1024
 
 
 class _RxState(data.Struct):
@@ -163,7 +163,7 @@ class Responder(wiring.Component):
     2. ACK: last line of the packet buffered at s (s = t + 1 for the last beat accepted at t,
     one more if the bytes spill into one more line; for an empty packet t + 1): valid at s + 1 +
     max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes one
-    cycle more. 512 ACKs may wait: beyond them packets wait.
+    cycle more. 1024 ACKs may wait: beyond them packets wait.
     """
 
     def __init__(self, structure):

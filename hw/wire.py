@@ -167,7 +167,8 @@ class Wire(wiring.Component):
     quiet, due : Out
     on_tx_first, on_tx_last : Out(Probe)
         A packet's first and last beat; in the cycle in which the beat enters the output register,
-        that is when its last byte has been sent. `qp` is 0: a beat does not carry its sender's QP.
+        that is when its last byte has been sent.
+        `qp` and `wqe_index` are the sender's.
     on_rx_last : Out(Probe)
         The last beat of a packet arrived (in the cycle of `rx_valid`). `qp` is the low bits of the
         packet's QPN.

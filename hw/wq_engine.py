@@ -1,6 +1,6 @@
 """The work-queue engine: from rings to operations."""
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,6 +18,10 @@ from .wqe_decoder import WqeDecoder
 from .wqe_intake import WqeBlock, WqeIntake
 
 __all__ = ["WqEngine"]
+
+
+#: Free blocks that a push needs: its own four, and as many that may be under way to the delay.
+PUSH_ROOM = 8
 
 
 class WqEngine(wiring.Component):
@@ -106,6 +110,13 @@ class WqEngine(wiring.Component):
         connect(m, scheduler.pushed, intake.pushed)
         connect(m, intake.o, delay.i)
         connect(m, delay.o, decoder.blocks)
+
+        # A push is used only if it can go on at once: waiting for the decoder, it would block the
+        # doorbells and, behind them, the completions that the decoder may wait for.
+        held = Signal(range(self._structure.wqe_lines + 1))
+        comes, goes = delay.i.valid & delay.i.ready, delay.o.valid & delay.o.ready
+        m.d.sync += held.eq(held + comes - goes)
+        m.d.comb += scheduler.push_room.eq(held <= self._structure.wqe_lines - PUSH_ROOM)
 
         connect(m, decoder.ops, self.ops)
         connect(m, decoder.pieces, self.pieces)

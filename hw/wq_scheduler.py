@@ -178,6 +178,7 @@ class WqScheduler(wiring.Component):
                 "sq": Out(ContextPort(SqContext)),
                 "requests": Out(stream.Signature(ReadRequest)),
                 "pushed": Out(stream.Signature(PushedBlock)),
+                "push_room": In(1),
                 "asked_qp": Out(12),
                 "arrived": In(16),
                 "turn_qp": Out(12),
@@ -234,6 +235,7 @@ class WqScheduler(wiring.Component):
 
         # Rings.
         ring = self.rings.payload
+        ends = Signal()
         passing, using = Signal(), Signal()
         takes, ahead, known_ahead = Signal(), Signal(16), Signal(16)
         accepted, usable = Signal(), Signal()
@@ -241,7 +243,10 @@ class WqScheduler(wiring.Component):
         ring_room = self._room(m, ring_fetched, retired.read(ring.qp), "ring_room")
         m.d.comb += [
             self.asked_qp.eq(ring.qp),
-            self.rings.ready.eq(~passing & ~(turn & (turn_qp == ring.qp))),
+            # Rings are taken whatever fetches wait for: their completions come behind posted
+            # writes.
+            # Only in the cycle in which its QP's turn ends does a ring wait.
+            self.rings.ready.eq(~passing & ~(ends & (turn_qp == ring.qp))),
             takes.eq(self.rings.valid & self.rings.ready),
             ahead.eq(ring.producer - ring_fetched),
             known_ahead.eq(producer.read(ring.qp) - ring_fetched),
@@ -249,6 +254,7 @@ class WqScheduler(wiring.Component):
             usable.eq(
                 accepted
                 & ring.pushed
+                & self.push_room
                 & ~ring_pending
                 & (ring.index == ring_fetched)
                 & (self.arrived == ring_fetched)
@@ -303,7 +309,7 @@ class WqScheduler(wiring.Component):
 
         # What it does: nothing left; park; go to the back for the rate; ask.
         done, parks, waits, asks = Signal(), Signal(), Signal(), Signal()
-        asked, ends, more = Signal(), Signal(), Signal()
+        asked, more = Signal(), Signal()
         m.d.comb += [
             done.eq(turn & (behind == 0)),
             # Room that comes in this very cycle would be missed.

@@ -169,7 +169,8 @@ class WqeDecoder(wiring.Component):
             op.qp.eq(head.qp),
             op.wqe_index.eq(head.wqe_index),
             op.blocks.eq(blocks),
-            op.signaled.eq(ctrl.fm_ce_se[2:4] == mlx5.CE_ALWAYS >> 2),
+            # Completion always (2), or completion and event (3).
+            op.signaled.eq(ctrl.fm_ce_se[3]),
             op.solicited.eq(ctrl.fm_ce_se[1]),
             op.length.eq(bytes_left),
             op.raddr.eq(Mux(is_write, raddr.raddr, 0)),

@@ -120,6 +120,7 @@ class Bench:
                 qpn=connect.qpn(number, context),
                 depth=queues.sq_depth,
                 cq_depth=connect.cq_entries(self.scenario, self.path),
+                start=queues.start_index,
                 on_post=self._on_post,
             )
         return self._queues[number, context]
@@ -218,6 +219,7 @@ class Bench:
                     self.machine.node(node),
                     queue,
                     self.scenario.gpu,
+                    self.scenario.memory.gpu_store_ns,
                     members,
                     self._marks[node],
                     self._locate,

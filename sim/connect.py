@@ -32,6 +32,7 @@ def configuration(scenario, path):
             for index, word in enumerate(scenario.timing_words(node))
         ]
     entries = cq_entries(scenario, path)
+    psn = queues.start_psn
     mtu_log2 = scenario.nic.mtu_bytes.bit_length() - 1
     for connection in scenario.plan.connections:
         ends = ((connection.a, connection.a_context), (connection.b, connection.b_context))
@@ -47,11 +48,12 @@ def configuration(scenario, path):
                         base=addresses.bus(memory, addresses.sq_offset(index, queues.sq_depth)),
                         depth_log2=queues.sq_depth.bit_length() - 1,
                         mtu_log2=mtu_log2,
+                        start_index=queues.start_index,
                         **common,
                     ),
                 ),
-                (node, context.Table.TX, index, _tx.pack(**common, **peers)),
-                (node, context.Table.RX, index, _rx.pack(**common, **peers)),
+                (node, context.Table.TX, index, _tx.pack(start_psn=psn, **common, **peers)),
+                (node, context.Table.RX, index, _rx.pack(expected_psn=psn, **common, **peers)),
                 (
                     node,
                     context.Table.CQ,

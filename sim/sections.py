@@ -150,6 +150,18 @@ class QueueConfig(_Checked):
         default="collapsed",
     )
     cq_depth: int = power_of_two("CQEs of a ring.", 2, 32768, 1024)
+    start_index: int = number(
+        "Index of the first block of each send queue, so that 16 bits wrap in a short run.",
+        0,
+        65535,
+        0,
+    )
+    start_psn: int = number(
+        "PSN of the first packet of each QP, so that 24 bits wrap in a short run.",
+        0,
+        (1 << 24) - 1,
+        0,
+    )
     ack_timeout: int = choice(
         "Exponent of the ACK timeout, 4.096 us x 2^t; 0: wait for ever.", 0, default=0
     )

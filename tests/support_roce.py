@@ -101,6 +101,7 @@ def packet_beats(
     solicited=0,
     reth=None,
     ext=0,
+    qp=0,
     wqe_index=0,
 ):
     """Beats of one packet as dicts (header in every beat)."""
@@ -119,6 +120,7 @@ def packet_beats(
         "ext": ext,
         "length": len(payload),
         "dest": dest,
+        "qp": qp,
         "wqe_index": wqe_index,
     }
     runs = [payload[i : i + 64] for i in range(0, len(payload), 64)] or [b""]

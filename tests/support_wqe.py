@@ -83,7 +83,7 @@ def reference_decode(wqe, *, qp, wqe_index, mtu_log2=12, wqe_blocks=16):
         "qp": qp,
         "wqe_index": wqe_index,
         "blocks": count,
-        "signaled": int(ctrl["fm_ce_se"] & 12 == 8),
+        "signaled": ctrl["fm_ce_se"] >> 3 & 1,
         "solicited": ctrl["fm_ce_se"] >> 1 & 1,
         "length": 0,
         "raddr": 0,

@@ -252,7 +252,6 @@ def test_write_variants(tmp_path, name):
             assert min(used.values()) >= 3 * found.scenario.queues.sq_depth
 
 
-@pytest.mark.xfail(reason="threads that wait for room count what others reserved behind them")
 def test_full_request_ring_is_shared_by_several_producers(tmp_path):
     work = {"kind": "put", "size": [8, 100], "count": 60, "producers": 5, "qps": 2, "window": 12}
     proxy = {"ring_bytes": 512, "complete_every_bytes": 512}

@@ -125,34 +125,35 @@ def test_push_shorter_than_its_wqe_rings_only():
     assert drops(rig) == [(DropReason.PUSH_NOT_USED, 7)] * 2
 
 
-def test_torn_push_rings_with_its_first_piece():
-    wqe = write_wqe(data_segment(0x1000, 64), index=3)
-    rig = doorbell_rig()
-    for at in range(0, 64, 8):
-        put_write(rig, 0x800 + at, wqe[at : at + 8])
-    rig.run(60)
-    assert [(ring["pushed"], ring["producer"]) for ring in rig.items("rings")] == [(0, 4)]
-    assert drops(rig) == [(DropReason.DOORBELL_OFFSET, 0x800 + at) for at in range(8, 64, 8)]
+@pytest.mark.parametrize("piece", [8, 16, 32])
+def test_torn_push_rings_with_its_first_piece(piece):
+    rig, wqe = doorbell_rig(), write_wqe(inline_segment(bytes(12)), index=9)
+    for at in range(0, 64, piece):
+        put_write(rig, 0x800 + at, wqe[at : at + piece])
+    rig.run(100)
+    (ring,) = rig.items("rings")
+    assert (ring["producer"], ring["pushed"]) == (10, 0)
+    assert not rig.items("pushes")
+    assert drops(rig) == [(DropReason.PUSH_PIECE, 0x800 + at) for at in range(piece, 64, piece)]
 
 
 def test_other_writes_are_ignored():
     rig = doorbell_rig()
     others = [
-        (0x20, 8),
-        (0x808, 8),
-        (0x800, 4),
-        (0x800, 16),
-        (0x840, 64),
-        (0x800, 320),
-        (0x700, 8),
-        (0x804, 8),
+        (0x20, 8, DropReason.DOORBELL_OFFSET),
+        (0x808, 8, DropReason.PUSH_PIECE),
+        (0x800, 4, DropReason.DOORBELL_OFFSET),
+        (0x840, 64, DropReason.PUSH_PIECE),
+        (0x800, 320, DropReason.DOORBELL_OFFSET),
+        (0x700, 8, DropReason.DOORBELL_OFFSET),
+        (0x804, 8, DropReason.PUSH_PIECE),
     ]
-    for offset, size in others:
+    for offset, size, _ in others:
         put_write(rig, offset, (word(1) + bytes(400))[:size])
     put_write(rig, 0xF00, word(2))
     rig.run(100)
     assert producers(rig) == [2]
-    assert drops(rig) == [(DropReason.DOORBELL_OFFSET, offset) for offset, _ in others]
+    assert drops(rig) == [(reason, offset) for offset, _, reason in others]
 
 
 def test_unknown_qp_is_dropped_and_frees_its_place():

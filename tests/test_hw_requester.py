@@ -82,6 +82,7 @@ def ref_packets(ops, contexts, ack_every=0):
             solicited=item.get("solicited", 0),
             dest_qp=contexts[qp]["peer_qpn"],
             dest=contexts[qp]["peer_node"],
+            qp=qp,
             wqe_index=item["wqe_index"],
         )
         packets += new

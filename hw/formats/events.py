@@ -79,9 +79,12 @@ class DropReason(enum.Enum, shape=8):
     ACK_UNEXPECTED = 9
     #: A completion for a queue that has no CQ context.
     CQ_UNKNOWN = 10
-    #: A DMA engine got bytes that it did not ask for, or lines that do not fit their request. `info`
+    #: A DMA engine got bytes that it did not ask for, or lines that do not fit their request.
+    #: `info`
     #: is the engine: 0 WQE reads, 1 payload reads, 2 writes. Never in a sound machine.
     DMA_LEDGER = 11
+    #: A later piece of a push that came in several writes: its WQE is fetched. Not an error.
+    PUSH_PIECE = 12
 
 
 class StallCause(enum.Enum, shape=8):
@@ -95,6 +98,7 @@ class StallCause(enum.Enum, shape=8):
     READ_CREDITS = 8
     COMPLETION_CREDITS = 9
     TOTAL_RATE = 10
+    WQE_LINES = 11
 
 
 class SoftwareEvent(data.Struct):

@@ -1,12 +1,16 @@
 """Events out of a block, and the meter that turns a stall into one event."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from ..formats.events import Dropped, EventKind, Stall
 
 __all__ = ["Alarm", "Probe", "StallMeter", "probes"]
+
+
+#: Cycles after which a stall that goes on is told.
+STALL_PART = 4096
 
 
 class Probe(wiring.Signature):
@@ -47,7 +51,7 @@ class StallMeter(wiring.Component):
     stalled : In(1)
         High in each cycle lost to this cause.
     event : Out(Probe)
-        One event in the first cycle after a stall.
+        One event in the first cycle after a stall, and one each `STALL_PART` cycles of a long one.
     """
 
     def __init__(self, cause, where=0):
@@ -56,13 +60,15 @@ class StallMeter(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        lost = Signal(32)
+        # A stall that never ends is told in parts, or a hang would hide its cause.
+        lost, part = Signal(32), Signal()
+        m.d.comb += part.eq(lost == STALL_PART)
         with m.If(self.stalled):
-            m.d.sync += lost.eq(lost + 1)
+            m.d.sync += lost.eq(Mux(part, 1, lost + 1))
         with m.Elif(lost != 0):
             m.d.sync += lost.eq(0)
         m.d.comb += [
-            self.event.valid.eq(~self.stalled & (lost != 0)),
+            self.event.valid.eq((~self.stalled & (lost != 0)) | part),
             self.event.payload.cause.eq(self._cause),
             self.event.payload.where.eq(self._where),
             self.event.payload.cycles.eq(lost),

@@ -25,16 +25,20 @@ class GdaQueue:
     queue : SendQueue
         With its rings in GPU memory.
     gpu : GpuConfig
+    store_ns : float
+        Until a store of the GPU to its own memory is visible.
     threads : list of Thread
     marks : Landmarks
     locate : callable
         Message to (source address, lkey, target address, rkey, payload bytes if inlined or None).
     """
 
-    def __init__(self, node, queue, gpu, threads, marks, locate):
+    def __init__(self, node, queue, gpu, store_ns, threads, marks, locate):
         self._node, self._queue, self._threads = node, queue, threads
         self._costs, self._copy_ns = Costs(gpu), gpu.inline_copy_ns_per_16b
         self._segments = gpu.segments
+        # From a store's due cycle: one to the processor, and its delay (see `hw/memory.py`).
+        self._visible = 1 + max(1, cycles(store_ns))
         self._marks, self._locate = marks, locate
         self._owner = {}
         self._free_at = 0
@@ -80,7 +84,8 @@ class GdaQueue:
             stamp(EventKind.WQE_WRITTEN, message, time, posted, thread.number & 0xFFFF, queue.qp)
             self._owner[posted.index] = thread
         thread.outstanding += batch
-        time += costs.fence_gpu
+        # The fence ends when the WQEs are visible in memory, if that takes longer than it costs.
+        time += max(costs.fence_gpu, self._visible)
         queue.store_record(time)
         queue.ring(time)
         stamp(EventKind.RING, message, time, posted, thread.number & 0xFFFF, queue.qp)

@@ -79,7 +79,7 @@ class GpuSide:
         position = channel.issued
         channel.issued += PUT_BYTES
         channel.messages[position] = message
-        while channel.issued - channel.known_complete > channel.ring_bytes:
+        while position + PUT_BYTES - channel.known_complete > channel.ring_bytes:
             raw = await node.load(
                 "gpu", addresses.bus("host", addresses.COMPLETE), 8, due=max(time, node.now + 1)
             )
@@ -105,6 +105,9 @@ class GpuSide:
         """
         node, channel = self._node, self._channel
         target = channel.issued
+        # The maximum is taken when its time has come, as the atomic does it: a word that another
+        # thread has raised meanwhile must not fall.
+        await node.until(time - 1)
         channel.wanted = max(channel.wanted, target)
         node.store(
             "gpu",
