@@ -64,12 +64,12 @@ async def run_mixed(dut, **options):
 
 @cocotb.test()
 async def main(dut):
-    await globals()["scenario_" + cocotb.plusargs["scenario"]](dut)
+    await globals()[f"scenario_{cocotb.plusargs['scenario']}"](dut)
 
 
 async def scenario_mixed(dut):
     machine = await run_mixed(dut, record=True, skip=cocotb.plusargs["skip"] == "1")
-    machine.save_recording("stimulus.bin")
+    machine.save_recording(Path("stimulus.bin"))
 
 
 async def scenario_timing(dut):

@@ -199,8 +199,12 @@ def test_payload_that_takes_longer_than_the_transmitter_hides_its_delay():
 def test_pipeline_cycles_are_a_table_of_their_own():
     places = {
         place.removeprefix("pipeline ")
-        for options in ({"inline": True}, {"pushed": True, "commands": 2}, {})
-        for terms in IDLE.segments(8, **options).values()
+        for found in (
+            IDLE.segments(8, inline=True),
+            IDLE.segments(8, pushed=True, commands=2),
+            IDLE.segments(8),
+        )
+        for terms in found.values()
         for place, _ in terms
         if place.startswith("pipeline ")
     }

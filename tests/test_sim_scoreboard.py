@@ -280,6 +280,7 @@ def test_hang_is_a_violation_with_its_report():
         50_000,
         "no progress within 200 us",
     )
+    assert result.hang is not None
     assert result.hang["queues"][0]["posted"] == 6 and result.hang["agents"] == ["GPU of node 0"]
 
 
