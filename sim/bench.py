@@ -32,6 +32,8 @@ from .job import (
 from .machine import Machine
 from .scenario import load
 
+#: Cycles between two looks at the clock on the wall.
+_LOOK = 50_000
 #: Events that do not show that work goes on: a poll over PCIe makes them for ever.
 _IDLE_KINDS = [EventKind.TLP_SENT.value, EventKind.STALL.value, EventKind.COMMIT.value]
 
@@ -50,7 +52,7 @@ class Bench:
         self.machine, self.scenario, self.path, self.plan = machine, scenario, path, scenario.plan
         self._marks = {n: Landmarks(machine.node(n)) for n in range(scenario.nodes.count)}
         self._queues, self._channels = {}, {}
-        self._proxy_queues = defaultdict(dict)
+        self._threads, self._proxies = [], []
         self._regions = {
             (r.node, r.name): (
                 addresses.DATA + r.offset,
@@ -105,6 +107,7 @@ class Bench:
             self._marks[number],
             self._resolver(number),
         )
+        self._proxies.append(proxy)
         self.machine.spawn(proxy.run(), name=f"proxy of node {number}", daemon=True)
 
     def _queue(self, number, peer, qp):
@@ -210,7 +213,9 @@ class Bench:
     def _gda(self, by_thread, window):
         threads = defaultdict(list)
         for (node, peer, qp, producer), messages in by_thread.items():
-            threads[node, peer, qp].append(Thread(producer, messages, window, self._blocks))
+            thread = Thread(producer, messages, window, self._blocks)
+            threads[node, peer, qp].append(thread)
+            self._threads.append(thread)
         for (node, peer, qp), members in threads.items():
             queue = self._queue(node, peer, qp)
             yield (
@@ -228,6 +233,8 @@ class Bench:
 
     def _proxied(self, by_thread, window):
         for (node, _, _, producer), messages in by_thread.items():
+            thread = Thread(producer, messages, window)
+            self._threads.append(thread)
             yield (
                 f"GPU of node {node}, producer {producer}",
                 GpuSide(
@@ -235,7 +242,7 @@ class Bench:
                     self._channels[node],
                     self.scenario.gpu,
                     self.scenario.proxy,
-                    Thread(producer, messages, window),
+                    thread,
                     self._marks[node],
                     self._request,
                 ),
@@ -245,18 +252,27 @@ class Bench:
         """Reports progress, and stops a run in which none is made."""
         check, node = self.scenario.check, self.machine.node(0)
         period, total = cycles(check.watchdog_us * 1000), len(self.plan.messages)
-        last = (-1, -1)
+        last, since = (-1, -1), 0
         while True:
-            await node.sleep(period)
+            await node.sleep(min(period, _LOOK))
             done = sum(marks.seen for marks in self._marks.values())
-            print(progress_line(done, total, node.now), flush=True)
             if time.monotonic() - self._started > check.wall_s:
                 return self._stop("limit", f"wall time is used up ({check.wall_s:g} s)")
+            if node.now - since < period:
+                continue
+            since = node.now
+            print(progress_line(done, total, node.now), flush=True)
             # Only where no message ended in this period does it take a look at the log.
             marks = (done, last[1] if done != last[0] else self._landmarks())
-            if marks == last:
+            if marks == last and not self._software_is_busy(node.now):
                 return self._stop("hang", f"no progress within {check.watchdog_us:g} us")
             last = marks
+
+    def _software_is_busy(self, now):
+        """Whether a thread spends time, or waits for the time of its next message."""
+        return any(max(thread.time, thread.next_at) > now for thread in self._threads) or any(
+            proxy.time > now for proxy in self._proxies
+        )
 
     def _landmarks(self):
         return int((~np.isin(self.machine.events()["kind"], _IDLE_KINDS)).sum())

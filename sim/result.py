@@ -163,7 +163,7 @@ def _lookup(table: Any, keys: Iterable[str]) -> float | None:
 
 _GROUP_METRICS = ("latency_ns", "rate_mops", "goodput_gbps", "wrong", "count", "segments_ns")
 #: Names that a result leaves out where they are 0.
-_ZERO = ("segments_ns", "counters", "links", "messages")
+_ZERO = ("counters", "links", "messages")
 
 
 def _values(expect: "Expect", result: dict[str, Any]) -> list[tuple[str, float | None]]:

@@ -110,10 +110,17 @@ class _Directory:
 
 def _place(scenario: Scenario, out: Path | None) -> Path:
     """Where the run goes; refuses to replace what is no run."""
-    place = (out or Path("runs") / scenario.run_name).absolute()
-    if place.exists() and not (
-        place.is_dir() and ((place / "result.json").exists() or not any(place.iterdir()))
-    ):
+    try:
+        # Links are followed: the run goes where they point.
+        place = (out or Path("runs") / scenario.run_name).resolve()
+        free = not place.exists() or (
+            place.is_dir() and ((place / "result.json").exists() or not any(place.iterdir()))
+        )
+    except OSError as error:
+        raise BadInput(
+            "--out", "out", str(out), f"allowed a folder that can be made ({error.strerror})"
+        ) from None
+    if not free:
         raise BadInput(
             "--out",
             "out",

@@ -198,7 +198,8 @@ def loads(
     """Read a scenario from its text; `file` names it in errors and, by its stem, the run."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Beside what is no TOML: numbers of thousands of digits, and lists as deep.
         raise BadInput(file, "TOML", MISSING, f"{error}; allowed TOML 1.0") from None
     given: dict[str, str] = {}
     for override in overrides:
@@ -217,7 +218,7 @@ def _override(table: dict[str, Any], override: str) -> str:
         raise BadInput("--set", override, MISSING, "allowed table.key=value")
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = {}
     if set(parsed) != {"value"}:
         raise BadInput(

@@ -101,7 +101,7 @@ class Check:
             words = (
                 "allowed "
                 + ", ".join(names[:_MANY])
-                + (", ...: see `bellwire schema`" if len(names) > _MANY else "")
+                + (", ...: see `bellwire schema result`" if len(names) > _MANY else "")
             )
         elif self.power:
             words = f"allowed powers of two from {self.low} to {self.high}"
@@ -223,7 +223,11 @@ def _typed(value: Any, kind: Any) -> Any:
     if isinstance(value, bool):
         return MISSING
     if kind is float:
-        return float(value) if isinstance(value, int | float) and math.isfinite(value) else MISSING
+        try:
+            real = float(value) if isinstance(value, int | float) else math.nan
+        except OverflowError:
+            return MISSING
+        return real if math.isfinite(real) else MISSING
     if kind is int:
         return value if isinstance(value, int) else MISSING
     return value if isinstance(value, kind) else MISSING

@@ -162,6 +162,8 @@ def test_ctrl_c_leaves_what_there_is_and_no_process(tmp_path, path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that starts things in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         end = time.monotonic() + 60

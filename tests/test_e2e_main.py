@@ -452,3 +452,18 @@ def test_ibrc_acts_as_its_flow_says(tmp_path, push):
     assert counters["tlp_gpu_up_posted"] == 5
     assert counters["tlp_host_up_posted"] == 1
     assert counters["tlp_gpu_up_read"] >= 1
+
+
+def test_each_operation_is_issued_at_its_time(tmp_path):
+    """On both paths, within a burst, and with a pause longer than the watchdog."""
+    starts = (0, 0, 50_000, 900_000)
+    ops = [
+        {"size": 8, "producer": number % 2, "at_ns": at, "offset": 64 * number}
+        | {"remote_offset": 64 * number}
+        for number, at in enumerate(starts)
+    ]
+    found = run(toml(paths=list(BOTH), op=ops), tmp_path).must_pass()
+    for path in BOTH:
+        issues = found.logs[path].of(EventKind.ISSUE)
+        issued = dict(zip(issues["message"].tolist(), issues["cycle"].tolist(), strict=True))
+        assert [0 <= issued[n] - at < 5000 for n, at in enumerate(starts)] == [True] * 4

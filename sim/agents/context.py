@@ -64,3 +64,8 @@ class Thread:
                 if message.rings:
                     self.batches.append((count, total))
                     count = total = 0
+
+    @property
+    def next_at(self):
+        """Cycle from which its next message may be issued."""
+        return cycles(self.pending[0].at_ns) if self.pending else 0

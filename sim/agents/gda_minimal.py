@@ -57,13 +57,17 @@ class GdaQueue:
                 await self._node.until(self._polling_until)
                 self._poll()
             else:
-                await arrived
+                later = [t.next_at for t in self._threads if t.next_at > self._node.now + 1]
+                if later:
+                    await self._node.first(arrived, self._node.until(min(later) - 1))
+                else:
+                    await arrived
 
     def _batch_fits(self, thread):
         """Whether the thread's next batch (up to the message that rings) has room in its window and
         in the ring.
         """
-        if not thread.pending:
+        if not thread.pending or thread.next_at > self._node.now + 1:
             return False
         batch, blocks = thread.batches[0]
         return thread.outstanding + batch <= thread.window and blocks <= self._queue.free_blocks
@@ -71,7 +75,7 @@ class GdaQueue:
     def _post(self, thread):
         """One batch: its WQEs, then fence, record and doorbell once."""
         queue, costs, stamp = self._queue, self._costs, self._marks.stamp
-        time = max(self._node.now + 1, thread.time, self._free_at, cycles(thread.pending[0].at_ns))
+        time = max(self._node.now + 1, thread.time, self._free_at)
         batch, _ = thread.batches.popleft()
         for _ in range(batch):
             message = thread.pending.popleft()

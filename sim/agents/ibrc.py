@@ -66,7 +66,7 @@ class GpuSide:
             burst = [
                 thread.pending.popleft() for _ in range(min(thread.window, len(thread.pending)))
             ]
-            time = max(self._node.now + 1, thread.time, cycles(burst[0].at_ns))
+            time = max(self._node.now + 1, thread.time)
             for message in burst:
                 time = await self._put(message, time)
             thread.time = await self._quiet(burst, time)
@@ -74,8 +74,13 @@ class GpuSide:
     async def _put(self, message, time):
         """One request into the channel; returns when the thread goes on."""
         node, channel, number = self._node, self._channel, self._thread.number & 0xFFFF
+        if cycles(message.at_ns) > time:
+            # Its place in the channel is taken when it is issued, not before.
+            time = self._thread.time = cycles(message.at_ns)
+            await node.until(time - 1)
         self._marks.stamp(EventKind.ISSUE, message, time, agent=number)
         time += self._costs.fence_gpu + self._costs.gpu_issue
+        self._thread.time = time
         position = channel.issued
         channel.issued += PUT_BYTES
         channel.messages[position] = message
@@ -158,7 +163,8 @@ class Proxy:
         self._host = node.memory("host")
         #: Bytes of the channel taken, reported as complete, and acknowledged to `quiet`.
         self._taken, self._reported, self._acknowledged = 0, 0, 0
-        self._time = 0
+        #: Cycle until which it is busy.
+        self.time = 0
 
     async def run(self):
         """Turn after turn; sleeps while a turn would find nothing."""
@@ -172,16 +178,16 @@ class Proxy:
             if self._turn():
                 for wait in waits:
                     wait.cancel()
-                await node.until(self._time)
+                await node.until(self.time)
             else:
                 await node.first(*waits)
                 # What woke us is seen by the next poll.
-                self._time = max(self._time, node.now + self._costs.poll)
-                await node.until(self._time)
+                self.time = max(self.time, node.now + self._costs.poll)
+                await node.until(self.time)
 
     def _turn(self):
         """One round of the loop; whether anything was done."""
-        self._time = max(self._time, self._node.now + 1)
+        self.time = max(self.time, self._node.now + 1)
         worked = self._quiet()
         worked |= self._requests()
         return self._completions() or worked
@@ -205,9 +211,9 @@ class Proxy:
         """One request: one signalled WQE, rung at once."""
         message = self._channel.messages.pop(self._taken)
         stamp = self._marks.stamp
-        stamp(EventKind.PROXY_SEEN, message, self._time)
+        stamp(EventKind.PROXY_SEEN, message, self.time)
         self._taken += PUT_BYTES
-        self._time += self._service
+        self.time += self._service
         lkey, target, rkey = self._resolve(request)
         raw = wqe.write(
             index=queue.posted,
@@ -219,15 +225,15 @@ class Proxy:
             length=request.size,
             signaled=True,
         )
-        posted = queue.post(raw, message, signaled=True, due=self._time)
-        queue.store_record(self._time)
-        stamp(EventKind.WQE_WRITTEN, message, self._time, posted, qp=queue.qp)
-        stamp(EventKind.PROXY_POSTED, message, self._time, posted, qp=queue.qp)
+        posted = queue.post(raw, message, signaled=True, due=self.time)
+        queue.store_record(self.time)
+        stamp(EventKind.WQE_WRITTEN, message, self.time, posted, qp=queue.qp)
+        stamp(EventKind.PROXY_POSTED, message, self.time, posted, qp=queue.qp)
         if self._bf:
-            queue.push(raw, self._time)
+            queue.push(raw, self.time)
         else:
-            queue.ring_last(raw, self._time)
-        stamp(EventKind.RING, message, self._time, posted, qp=queue.qp)
+            queue.ring_last(raw, self.time)
+        stamp(EventKind.RING, message, self.time, posted, qp=queue.qp)
         if self._taken - self._reported >= self._proxy.complete_every_bytes:
             self._reported = self._taken
             self._store(addresses.COMPLETE, self._taken)
@@ -259,6 +265,6 @@ class Proxy:
             "cpu",
             addresses.bus("host", offset),
             value.to_bytes(8, "little"),
-            self._time,
+            self.time,
             mark(MarkKind.OTHER),
         )
