@@ -180,7 +180,7 @@ REFUSED = [
     (
         PUT + '[[expect]]\nmetric = "latency"\nbelow = 1\n',
         "expect.0.metric",
-        "see `bellwire schema`",
+        "see `bellwire schema result`",
     ),
     (PUT + '[[expect]]\nmetric = "wrong"\n', "expect.0.metric", "at least one of"),
     (PUT + '[[expect]]\nmetric = "wrong"\nwithin = [2, 1]\n', "expect.0.within", "low <= high"),
