@@ -25,7 +25,7 @@ from hw.lib.trace import Probe
 from hw.qp_context import ConfigPort, QpContext
 
 STRUCTURE = Structure(qps=8)
-VECTORS = Path(__file__).parent / "vectors" / "mlx5_vectors.json"
+VECTORS = Path(__file__).parents[2] / "shared" / "vectors" / "mlx5_vectors.json"
 
 
 class WithContexts(wiring.Component):
