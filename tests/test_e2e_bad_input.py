@@ -244,3 +244,16 @@ def test_doctor_finds_this_machine_sound(place):
         pytest.skip("needs the machine that the tests need")
     done = bellwire("doctor", cwd=place)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_link_to_a_folder_is_followed(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "nowhere").symlink_to("made")
+    work = [{"kind": "put", "size": [8], "count": 1}]
+    (tmp_path / "s.toml").write_text(toml(workload=work))
+    for link, target in (("link", "there"), ("nowhere", "made")):
+        done = bellwire("run", "s.toml", "--out", link, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / link).is_symlink() and (tmp_path / target / "result.json").exists()
+    assert {p.name for p in tmp_path.iterdir()} == {"there", "link", "nowhere", "made", "s.toml"}

@@ -86,3 +86,12 @@ def test_doorbell_to_completion_is_what_the_calibration_page_says(tmp_path):
     page = (ROOT / "docs" / "calibration-h200-cx7-ib200.md").read_text()
     assert f"The RTL with these constants gives {figure:.2f} us" in page
     assert not 0.85 <= figure / 3.30 <= 1.15, "a hit now: say so on the page"
+
+
+def test_a_fence_waits_for_its_own_stores(tmp_path):
+    """However long a store takes to become visible, the NIC reads the WQE that was written."""
+    sets = ("memory.gpu_store_ns=900",)
+    _, done = execute(puts("gda_minimal", (8,)), tmp_path / "run", sets)
+    assert done.result["verdict"] == "pass"
+    # 510 ns is what the fence costs by itself.
+    assert segments(done, "gda_minimal")[8]["ring"] == 901

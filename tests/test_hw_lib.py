@@ -16,7 +16,7 @@ from hw.lib.arbiter import Arbiter
 from hw.lib.delay import NEVER, DelayLine, earliest
 from hw.lib.rate import RateMeter
 from hw.lib.stream import Queue, connect, same_shape, skid
-from hw.lib.trace import StallMeter
+from hw.lib.trace import STALL_PART, StallMeter
 
 
 class Item(data.Struct):
@@ -479,6 +479,25 @@ def test_bytes_to_boundary():
 
 
 # StallMeter
+
+
+def test_a_stall_without_end_is_told_in_parts():
+    dut = StallMeter(StallCause.WINDOW)
+    told = []
+
+    async def check(ctx):
+        for cycle in range(10_010):
+            ctx.set(dut.stalled, cycle < 10_000)
+            if ctx.get(dut.event.valid):
+                told.append((cycle, ctx.get(dut.event.payload.cycles)))
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-9)
+    simulator.add_testbench(check)
+    simulator.run()
+    assert [cycle for cycle, _ in told] == [STALL_PART, 2 * STALL_PART, 10_000]
+    assert sum(count for _, count in told) == 10_000
 
 
 def test_stall_meter_counts_the_cycles_of_each_stall():

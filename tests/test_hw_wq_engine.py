@@ -578,3 +578,12 @@ def test_skipping_quiet_cycles_changes_nothing(seed):
         runs.append(rig)
     assert runs[0].log() == runs[1].log()
     runs[0].check()
+
+
+def test_completion_is_wanted_by_ce_2_and_3():
+    rig = Engine()
+    for flags in (0x08, 0x0C, 0x04, 0x00):
+        rig.post(0, small(flags=flags))
+    rig.ring(0)
+    rig.finish()
+    assert [op["signaled"] for op in rig.items("ops")] == [1, 1, 0, 0]

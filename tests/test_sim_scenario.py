@@ -368,3 +368,23 @@ def test_operations_of_all_sizes_are_one_phase_in_the_order_of_the_file():
     plan = loads(HEAD + "".join(written("op", {"size": size}) for size in (8, 64, 8))).plan
     assert [phase.messages for phase in plan.phases] == [(0, 1, 2)]
     assert [(group.size, group.messages) for group in plan.groups] == [(8, (0, 2)), (64, (1,))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PUT + f"[gpu]\nissue_ns = {'9' * 400}\n",
+        PUT + f"[gpu]\nissue_ns = {'9' * 5000}\n",
+        "a = " + "[" * 100_000,
+    ],
+    ids=["400 digits", "5000 digits", "100000 lists"],
+)
+def test_absurd_toml_is_bad_input(text):
+    with pytest.raises(BadInput):
+        loads(text)
+
+
+def test_absurd_override_is_bad_input():
+    for value in ("9" * 5000, "[" * 3000):
+        with pytest.raises(BadInput):
+            loads(PUT, "s.toml", [f"gpu.issue_ns={value}"])
