@@ -182,8 +182,8 @@ def test_dead_simulator_is_a_violation_and_leaves_a_directory(tmp_path, left):
 
 def test_slower_than_the_watchdog_is_a_hang(tmp_path):
     """Nothing is lost here: the watchdog is only shorter than the memory that the NIC reads."""
-    slow = {"check": {"watchdog_us": 5}, "memory": {"gpu_read_ns": 20_000}}
-    found = run(toml(op=[{"size": 8}], **slow), tmp_path / "slow")
+    check, memory = {"watchdog_us": 5}, {"gpu_read_ns": 20_000}
+    found = run(toml(op=[{"size": 8}], check=check, memory=memory), tmp_path / "slow")
     assert found.kinds() == {"hang"}
     assert found.result["hang"]["waits"] == [
         "node 0 qp 0: rung up to 1, fetched up to 0: reads of WQEs up to 1 are unanswered"
