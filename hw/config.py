@@ -14,6 +14,7 @@ from amaranth.lib import data
 __all__ = [
     "BYTE_FRACTION",
     "CLOCK_MHZ",
+    "FAULT_SLOTS",
     "ITEM_FRACTION",
     "MAX_DELAY_NS",
     "ConfigError",
@@ -116,8 +117,6 @@ class Structure:
     pcie_reads: int = 512
     #: Beats of the wire's receive buffer.
     wire_beats: int = 1024
-    #: Fault slots of the wire.
-    fault_slots: int = 4
 
     def __post_init__(self):
         _power_of_two(self, "qps", 2, 1024)
@@ -131,7 +130,6 @@ class Structure:
         _power_of_two(self, "pcie_beats", 128, 4096)
         _power_of_two(self, "pcie_reads", 16, 1024)
         _power_of_two(self, "wire_beats", 128, 4096)
-        _within(self, "fault_slots", 1, 16)
 
     @property
     def qp_bits(self):
@@ -144,6 +142,8 @@ class Structure:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+#: Fault slots of a node's wire.
+FAULT_SLOTS = 4
 #: Bytes per cycle that the data path carries.
 DATA_BYTES = 64
 _MAX_GBPS = DATA_BYTES * 8 * CLOCK_MHZ / 1000
@@ -369,7 +369,7 @@ class FaultSlot(data.Struct):
 
 
 class FaultTiming(data.Struct):
-    slots: data.ArrayLayout(FaultSlot, 4)
+    slots: data.ArrayLayout(FaultSlot, FAULT_SLOTS)
 
 
 class Timing(data.Struct):
@@ -415,7 +415,7 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
     structure : Structure
         Depths in force must not exceed its maxima.
     faults : sequence of (match, first, count)
-        At most `structure.fault_slots` entries.
+        At most `FAULT_SLOTS` entries.
     """
     for name, most in (
         ("window_blocks", structure.window_blocks),
@@ -458,9 +458,9 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
                 f"{headers} header credits, the structure's queue",
             )
     slots = [{"match": match, "first": first, "count": count} for match, first, count in faults]
-    if len(slots) > structure.fault_slots:
-        raise ConfigError("faults", len(slots), f"allowed up to {structure.fault_slots}")
-    slots += [{"match": 0, "first": 0, "count": 0}] * (4 - len(slots))
+    if len(slots) > FAULT_SLOTS:
+        raise ConfigError("faults", len(slots), f"allowed up to {FAULT_SLOTS}")
+    slots += [{"match": 0, "first": 0, "count": 0}] * (FAULT_SLOTS - len(slots))
 
     word = _pack(
         Timing,

@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import BYTE_FRACTION, FaultTiming, WireTiming
+from .config import BYTE_FRACTION, FAULT_SLOTS, FaultTiming, WireTiming
 from .formats.events import (
     Dropped,
     DropReason,
@@ -140,7 +140,7 @@ class Wire(wiring.Component):
     Parameters
     ----------
     structure : Structure
-        `wire_beats` of receive buffer; `fault_slots` (at most the 4 that `FaultTiming` has).
+        `wire_beats` of receive buffer.
 
     Members
     -------
@@ -271,7 +271,7 @@ class Wire(wiring.Component):
             m.d.sync += [inside.eq(~beat.last), inside_ack.eq(take_ack)]
 
         # A packet that is lost is swallowed here.
-        slots = min(self._structure.fault_slots, len(self.faults.slots))
+        slots = FAULT_SLOTS
         m.submodules.injector = injector = FaultInjector(slots)
         drop, dropping = Signal(), Signal()
         m.d.comb += [

@@ -162,22 +162,12 @@ class Bench:
         )
 
     def _resolver(self, number):
-        regions = [
-            (
-                addresses.bus(r.memory, addresses.DATA + r.offset),
-                r.size,
-                r.node,
-                self.plan.key(r.node, r.name),
-            )
-            for r in self.plan.regions
-        ]
-
         def key(node, address):
             return next(
                 (
-                    key
-                    for base, size, owner, key in regions
-                    if owner == node and base <= address < base + size
+                    self.plan.key(node, r.name)
+                    for r in self.plan.regions
+                    if r.node == node and 0 <= address - self._place(node, r.name, 0)[0] < r.size
                 ),
                 0,
             )

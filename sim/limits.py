@@ -8,6 +8,7 @@ The limiter is the ceiling that the measured rate comes closest to, if it reache
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .closed_form import completion_tlps, packets, read_tlps
 from .plan import Group
 
 if TYPE_CHECKING:
@@ -22,16 +23,9 @@ _WORD = 8
 _LINE = 64
 
 
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit)
-
-
 def wire_bytes(s: "Scenario", size: int) -> int:
     """Bytes that the packets of one message take on the wire."""
-    packets = max(_up(size, s.nic.mtu_bytes), 1)
-    return (
-        4 * _up(size, 4) + s.wire.first_overhead_bytes + (packets - 1) * s.wire.other_overhead_bytes
-    )
+    return sum(charged for _, charged in packets(s.wire, size, s.nic.mtu_bytes))
 
 
 def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
@@ -42,10 +36,8 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     batch = work.batch if work and path == "gda_minimal" else 1
     wqe = _LINE * s.plan.blocks(size, path)
     cqe = pcie.mwr_overhead_bytes + _LINE
-    reads = 0 if inline else _up(size, pcie.mrrs_bytes) * pcie.mrd_overhead_bytes
-    payload = (
-        0 if inline else 4 * _up(size, 4) + _up(size, pcie.mps_bytes) * pcie.cpld_overhead_bytes
-    )
+    reads = 0 if inline else sum(read_tlps(pcie, 0, size))
+    payload = 0 if inline else sum(completion_tlps(pcie, 0, size))
     if path == "gda_minimal":
         fetch = wqe + pcie.cpld_overhead_bytes
         bell = (pcie.mwr_overhead_bytes + _WORD) / batch
@@ -72,7 +64,7 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     work = group.workload
     producers, qps = (work.producers, min(work.qps, work.producers)) if work else (1, 1)
     batch = work.batch if work else 1
-    extra = max(_up(group.size, 16) - 1, 0) if group.size <= s.plan.inline_max[path] else 0
+    extra = (group.size - 1) // 16 if group.size <= s.plan.inline_max[path] else 0
     limits: dict[str, float] = {}
     if path == "gda_minimal":
         thread_ns = (

@@ -7,16 +7,12 @@ from hw.formats import mlx5
 from hw.formats.layout import Codec
 
 __all__ = [
-    "CQE_ERROR_OPCODE",
     "doorbell",
-    "inline_capacity",
     "read_cqe",
     "record",
     "write",
     "write_inline",
 ]
-
-CQE_ERROR_OPCODE = mlx5.CqeOpcode.REQ_ERR.value
 
 _ctrl, _raddr, _data = Codec(mlx5.Ctrl), Codec(mlx5.Raddr), Codec(mlx5.Data)
 _doorbell = Codec(mlx5.Doorbell)
@@ -70,11 +66,6 @@ def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     return _wqe(index, qpn, raddr, rkey, signaled, segment)
 
 
-def inline_capacity(blocks):
-    """Most bytes that an inline WRITE of so many blocks can carry."""
-    return blocks * mlx5.BLOCK_BYTES - mlx5.DATA_OFFSET - 4
-
-
 def doorbell(*, qpn, index, opcode=0, ds=0):
     """The 8 bytes stored to a UAR register (GPU stacks: the next index, opcode and ds 0)."""
     return _doorbell.pack(index=index & 0xFFFF, opcode=opcode, qpn=qpn, ds=ds)
@@ -86,5 +77,5 @@ def record(index):
 
 
 def read_cqe(raw):
-    """(opcode, owner, wqe_counter, syndrome) of a CQE's 64 bytes."""
-    return raw[63] >> 4, raw[63] & 1, int.from_bytes(raw[60:62], "big"), raw[55]
+    """(opcode, owner, wqe_counter) of a CQE's 64 bytes."""
+    return raw[63] >> 4, raw[63] & 1, int.from_bytes(raw[60:62], "big")

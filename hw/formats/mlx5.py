@@ -13,7 +13,6 @@ from .layout import network, size
 __all__ = [
     "BLOCK_BYTES",
     "CE_ALWAYS",
-    "COLLAPSED_EMPTY_COUNTER",
     "DATA_OFFSET",
     "INLINE_FLAG",
     "UAR_BF_SIZE",
@@ -44,8 +43,6 @@ UAR_REGISTER_OFFSET = 0x800
 UAR_BF_SIZE = 256
 #: Byte offset of the first data segment of a WRITE (behind ctrl and raddr).
 DATA_OFFSET = 32
-#: wqe_counter of a CQ slot that was filled with 0xff: nothing done yet.
-COLLAPSED_EMPTY_COUNTER = 0xFFFF
 
 
 class WqeOpcode(enum.Enum, shape=8):

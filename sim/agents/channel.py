@@ -1,8 +1,8 @@
 """The request channel between a GPU and its proxy: 8-byte words in a ring in host memory.
 
 Byte 0 of each word is a flag that is 1 in the first lap and toggles with each lap, so that the
-reader knows a word
-of this lap from an old one. Ref: `nvshmem_proxy_channel` vectors; layouts as read there.
+reader knows a word of this lap from an old one. Ref: `nvshmem_proxy_channel` vectors; layouts as
+read there.
 """
 
 from dataclasses import dataclass

@@ -185,8 +185,7 @@ class SendQueue:
 
     def _read_entry(self):
         offset = self._entry()
-        opcode, owner, counter, _ = wqe.read_cqe(self._bytes[offset : offset + 64].tobytes())
-        return opcode, owner, counter
+        return wqe.read_cqe(self._bytes[offset : offset + 64].tobytes())
 
     def _valid(self, opcode, owner, counter):
         if self.collapsed:
