@@ -407,16 +407,8 @@ def _link(gbps, latency_ns, switch_ns):
     }
 
 
-def timing_words(structure, pcie, memory, nic, wire, faults=()):
-    """The configuration words (64 bytes each, in index order) that load `Timing`.
-
-    Parameters
-    ----------
-    structure : Structure
-        Depths in force must not exceed its maxima.
-    faults : sequence of (match, first, count)
-        At most `FAULT_SLOTS` entries.
-    """
+def _check_fit(structure, pcie, nic, wire):
+    """Depths and credits in force lie within what is elaborated; raises `ConfigError`."""
     for name, most in (
         ("window_blocks", structure.window_blocks),
         ("wqe_tags", structure.wqe_tags),
@@ -457,6 +449,19 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
                 f"allowed up to {4 * (structure.pcie_beats - 2 * headers)} beside "
                 f"{headers} header credits, the structure's queue",
             )
+
+
+def timing_words(structure, pcie, memory, nic, wire, faults=()):
+    """The configuration words (64 bytes each, in index order) that load `Timing`.
+
+    Parameters
+    ----------
+    structure : Structure
+        Depths in force must not exceed its maxima.
+    faults : sequence of (match, first, count)
+        At most `FAULT_SLOTS` entries.
+    """
+    _check_fit(structure, pcie, nic, wire)
     slots = [{"match": match, "first": first, "count": count} for match, first, count in faults]
     if len(slots) > FAULT_SLOTS:
         raise ConfigError("faults", len(slots), f"allowed up to {FAULT_SLOTS}")

@@ -48,11 +48,10 @@ class Doorbell(wiring.Component):
     """Takes the posted writes that reach the NIC and rings send queues.
 
     A write of 8 bytes or more to the start of a register is a doorbell. One of 1 to 4 whole lines
-    is
-    a push (BlueFlame): a doorbell with its WQE behind it. A write to another place of a register is
-    a later piece of a push that got torn (PUSH_PIECE event); any other is ignored with a
-    DOORBELL_OFFSET event. The producer is index + ceil(ds / 4), so that both
-    conventions of software fit: the last WQE's index with its ds, or the next index with 0.
+    is a push (BlueFlame): a doorbell with its WQE behind it. A write to another place of a register
+    is a later piece of a push that got torn (PUSH_PIECE event); any other is ignored with a
+    DOORBELL_OFFSET event. The producer is index + ceil(ds / 4), so that both conventions of
+    software fit: the last WQE's index with its ds, or the next index with 0.
 
     A push whose lines cannot be used (fewer lines than blocks, ds 0, no room for all of them) rings
     as a plain doorbell, with a PUSH_NOT_USED event. A doorbell of a QP without context is dropped

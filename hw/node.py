@@ -7,6 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from .config import Timing
+from .formats.command import MAILBOXES, MEMORIES, Command
 from .formats.context import ConfigWrite, Table
 from .formats.roce import WireBeat
 from .formats.tlp import Port
@@ -16,12 +17,9 @@ from .lib.trace import probes
 from .memory import Memory
 from .nic import Nic
 from .pcie_switch import PcieFabric
-from .processor import Command, Processor
+from .processor import Processor
 
-__all__ = ["MAILBOXES", "Node"]
-
-#: Mailboxes through which software acts, by number.
-MAILBOXES = ("gpu", "cpu", "config", "trace")
+__all__ = ["Node"]
 
 
 class Node(wiring.Component):
@@ -40,8 +38,7 @@ class Node(wiring.Component):
     Timing
     ------
     Inputs are registered here, so what happens in engine cycle c is seen by the blocks in cycle c +
-    1, together with
-    `now` = c.
+    1, together with `now` = c.
     """
 
     def __init__(self, structure):
@@ -63,7 +60,7 @@ class Node(wiring.Component):
         )
         self.fabric = PcieFabric(structure)
         self.gpu, self.host = Processor(Port.GPU), Processor(Port.HOST)
-        self.gpu_memory, self.host_memory = Memory(0), Memory(1)
+        self.gpu_memory, self.host_memory = (Memory(number) for number in range(len(MEMORIES)))
         self.nic = Nic(structure)
 
     def elaborate(self, platform):
@@ -200,7 +197,7 @@ class Node(wiring.Component):
             "sim_memory",
             i_clk=ClockSignal(),
             i_node=self.node_id,
-            i_memory=Const(port is Port.HOST, 8),
+            i_memory=Const(MEMORIES.index(port.name.lower()), 8),
             i_pw_en=memory.pw_en,
             i_pw_addr=memory.pw_addr,
             i_pw_be=memory.pw_be,

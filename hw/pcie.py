@@ -37,6 +37,21 @@ class Pcie(wiring.Signature):
         )
 
 
+class _Beat(data.Struct):
+    """The beat that is chosen, without its bytes."""
+
+    #: Place of its first byte in a dword.
+    offset: 2
+    count: 7
+    #: Payload of its TLP, the TLP's overhead, and the data credits it needs.
+    length: 13
+    overhead: 8
+    need: UNIT_BITS
+    first: 1
+    last: 1
+    mark: Mark
+
+
 class PcieLink(wiring.Component):
     """Carries TLPs one way over one link, at its rate and with its latency and credits.
 
@@ -107,164 +122,31 @@ class PcieLink(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        timing, beats = self.timing, self._structure.pcie_beats
-
-        # What each class wants to send: a TLP starts only with all its credits.
         i = [self.i.posted, self.i.reads, self.i.completions]
-        overheads = [timing.mwr_overhead, timing.mrd_overhead, timing.cpld_overhead]
-        m.submodules.posted_credits = posted_credits = Credits()
-        m.submodules.read_credits = read_credits = Credits(units=False)
-        m.submodules.completion_credits = completion_credits = Credits()
-        credits = [posted_credits, read_credits, completion_credits]
-        m.d.comb += [
-            posted_credits.headers.eq(timing.posted_header_credits),
-            posted_credits.data.eq(timing.posted_data_credits),
-            read_credits.headers.eq(timing.read_header_credits),
-            completion_credits.headers.eq(timing.completion_header_credits),
-            completion_credits.data.eq(timing.completion_data_credits),
-        ]
-        for port, credit in (
-            (self.i.posted, posted_credits),
-            (self.i.completions, completion_credits),
-        ):
-            m.d.comb += credit.need.eq((port.payload.length + port.payload.address[:2] + 15) >> 4)
+
+        # A class whose TLP has all its credits is chosen; its beat goes while the link is free.
+        credits = self._credits(m)
         m.submodules.choice = chooser = TlpChoice()
-        choice = chooser.choice
         m.d.comb += [
             chooser.valid.eq(Cat(port.valid for port in i)),
             chooser.may_start.eq(chooser.valid & Cat(credit.enough for credit in credits)),
         ]
+        self._room = Signal()
+        beat = self._chosen_beat(m, i, credits, chooser.choice)
+        take, arrival = self._send(m, chooser, beat)
 
-        # Its beat, without the data.
-        offset, count, length = Signal(2), Signal(7), Signal(13)
-        first, last, mark = Signal(), Signal(), Signal(Mark)
-        overhead, need = Signal(8), Signal(UNIT_BITS)
-        with m.Switch(choice):
-            for index, (port, credit) in enumerate(zip(i, credits, strict=True)):
-                beat = port.payload
-                with m.Case(index):
-                    m.d.comb += [
-                        overhead.eq(overheads[index]),
-                        length.eq(beat.length),
-                        mark.eq(beat.mark),
-                    ]
-                    if index == TlpClass.READ.value:
-                        m.d.comb += [first.eq(1), last.eq(1)]
-                    else:
-                        m.d.comb += [
-                            offset.eq(beat.address[:2]),
-                            count.eq(beat.count),
-                            need.eq(credit.need),
-                            first.eq(beat.first),
-                            last.eq(beat.last),
-                        ]
-        payload_wire, beat_wire = Signal(13), Signal(9)
-        with m.If(choice != TlpClass.READ.value):
-            m.d.comb += payload_wire.eq(Cat(Const(0, 2), (length + offset + 3)[2:]))
-        # A read has no payload: its count is 0.
-        m.d.comb += beat_wire.eq(
-            Mux(first, overhead, 0) + Cat(Const(0, 2), (count + offset + 3)[2:])
-        )
+        # It waits in the receive queue of its class; what is popped there gives credits back.
+        queues = self._receive(m, i, chooser, beat, take, arrival)
+        for port, queue, credit in zip(i, queues, credits, strict=True):
+            m.d.comb += [port.ready.eq(queue.i.valid), credit.take.eq(queue.i.valid & beat.first)]
+        returns = self._return_credits(m, queues, credits)
 
-        # Sent while the link is free; it arrives when its last byte has been sent, plus the
-        # latency.
-        m.submodules.meter = meter = RateMeter(BYTE_FRACTION, 37, ahead=2)
-        take, arrival = Signal(), Signal(NOW_BITS)
-        m.d.comb += [
-            meter.now.eq(self.now),
-            meter.cost.eq(beat_wire * self.byte_interval),
-            meter.charge.eq(take),
-            arrival.eq(meter.ends + self.latency),
-            chooser.taken.eq(take),
-            chooser.first.eq(first),
-            chooser.last.eq(last),
-        ]
-
-        # Receive queues; reads and completions remember how many posted TLPs went before them.
-        m.submodules.posted = posted = ReceiveQueue(PostedBeat, beats, ordered=False)
-        m.submodules.reads = reads = ReceiveQueue(
-            ReadBeat, self._structure.pcie_reads, ordered=True
-        )
-        m.submodules.completions = completions = ReceiveQueue(CompletionBeat, beats, ordered=True)
-        queues, o = [posted, reads, completions], [self.o.posted, self.o.reads, self.o.completions]
-        posted_sent, posted_popped = Signal(ORDER_BITS), Signal(ORDER_BITS)
-        held_need = Signal(UNIT_BITS)
-        room = Signal()
-        with m.Switch(choice):
-            for index, queue in enumerate(queues):
-                with m.Case(index):
-                    m.d.comb += room.eq(queue.i.ready)
-        m.d.comb += take.eq(chooser.goes & meter.open & room)
-        with m.If(take & first):
-            m.d.sync += held_need.eq(need)
-        for index, (queue, credit) in enumerate(zip(queues, credits, strict=True)):
-            chosen = Signal(name=f"sends_{index}")
-            m.d.comb += [
-                chosen.eq(take & (choice == index)),
-                i[index].ready.eq(chosen),
-                credit.take.eq(chosen & first),
-                queue.i.payload.eq(i[index].payload),
-                queue.i.valid.eq(chosen),
-                queue.arrival.eq(arrival),
-                queue.units.eq(Mux(first, need, held_need)),
-                queue.now.eq(self.now),
-            ]
-            wiring.connect(m, queue.o, wiring.flipped(o[index]))
-        for queue in (reads, completions):
-            m.d.comb += [queue.before.eq(posted_sent), queue.popped.eq(posted_popped)]
-        m.d.sync += [
-            posted_sent.eq(posted_sent + (posted.i.valid & last)),
-            posted_popped.eq(posted_popped + posted.freed),
-        ]
-
-        # Credits go back one latency later; all that are freed in a cycle travel together. Never
-        # full: each entry stands for credits of at least one TLP, and the queues hold no more TLPs.
-        bundle = data.StructLayout(
-            {"headers": 3, "posted_units": UNIT_BITS, "completion_units": UNIT_BITS}
-        )
-        depth = 1 << (beats + self._structure.pcie_reads - 1).bit_length()
-        m.submodules.returns = returns = DelayLine(bundle, depth)
-        freed = Cat(queue.freed for queue in queues)
-        back = returns.o.payload
-        m.d.comb += [
-            returns.now.eq(self.now),
-            returns.latency.eq(self.latency),
-            returns.i.valid.eq(freed.any()),
-            returns.i.payload.headers.eq(freed),
-            returns.i.payload.posted_units.eq(Mux(posted.freed, posted.freed_units, 0)),
-            returns.i.payload.completion_units.eq(
-                Mux(completions.freed, completions.freed_units, 0)
-            ),
-            returns.o.ready.eq(1),
-            posted_credits.back_units.eq(back.posted_units),
-            completion_credits.back_units.eq(back.completion_units),
-        ]
-        m.d.comb += [
-            credit.back.eq(returns.o.valid & back.headers[index])
-            for index, credit in enumerate(credits)
-        ]
-
-        # Events.
-        m.d.comb += [
-            self.on_sent.valid.eq(take & first),
-            self.on_sent.payload.link.eq(self._number),
-            self.on_sent.payload.tlp.eq(choice),
-            self.on_sent.payload.payload.eq(length),
-            self.on_sent.payload.wire.eq(overhead + payload_wire),
-            self.on_sent.payload.mark.eq(mark),
-        ]
-        causes = [StallCause.POSTED_CREDITS, StallCause.READ_CREDITS, StallCause.COMPLETION_CREDITS]
-        events = [self.on_stall_posted, self.on_stall_reads, self.on_stall_completions]
-        for index, (cause, event) in enumerate(zip(causes, events, strict=True)):
-            m.submodules[f"stall_{index}"] = stall = StallMeter(cause, self._number)
-            starts = i[index].valid & ~chooser.inside[index]
-            m.d.comb += stall.stalled.eq(starts & ~credits[index].enough)
-            wiring.connect(m, stall.event, wiring.flipped(event))
-
+        self._report_sent(m, chooser.choice, beat, take)
+        stalls = self._report_stalls(m, i, credits, chooser.inside)
         active = Cat(
             *(port.valid for port in i),
-            *(port.valid for port in o),
-            *(event.valid for event in events),
+            *(queue.o.valid for queue in queues),
+            *(stall.valid for stall in stalls),
             returns.o.valid,
         )
         m.d.comb += [
@@ -272,3 +154,162 @@ class PcieLink(wiring.Component):
             self.due.eq(earliest(m, [returns.due, *(queue.due for queue in queues)])),
         ]
         return m
+
+    def _credits(self, m):
+        """Credits of each class, and what its waiting TLP needs of them."""
+        timing = self.timing
+        m.submodules.posted_credits = posted = Credits()
+        m.submodules.read_credits = reads = Credits(units=False)
+        m.submodules.completion_credits = completions = Credits()
+        m.d.comb += [
+            posted.headers.eq(timing.posted_header_credits),
+            posted.data.eq(timing.posted_data_credits),
+            reads.headers.eq(timing.read_header_credits),
+            completions.headers.eq(timing.completion_header_credits),
+            completions.data.eq(timing.completion_data_credits),
+        ]
+        for port, credit in ((self.i.posted, posted), (self.i.completions, completions)):
+            m.d.comb += credit.need.eq((port.payload.length + port.payload.address[:2] + 15) >> 4)
+        return [posted, reads, completions]
+
+    def _chosen_beat(self, m, i, credits, choice):
+        """What the link must know of the beat that is chosen."""
+        timing, beat = self.timing, Signal(_Beat)
+        overheads = [timing.mwr_overhead, timing.mrd_overhead, timing.cpld_overhead]
+        with m.Switch(choice):
+            for index, (port, credit) in enumerate(zip(i, credits, strict=True)):
+                payload = port.payload
+                with m.Case(index):
+                    m.d.comb += [
+                        beat.overhead.eq(overheads[index]),
+                        beat.length.eq(payload.length),
+                        beat.mark.eq(payload.mark),
+                    ]
+                    if index == TlpClass.READ.value:
+                        m.d.comb += [beat.first.eq(1), beat.last.eq(1)]
+                    else:
+                        m.d.comb += [
+                            beat.offset.eq(payload.address[:2]),
+                            beat.count.eq(payload.count),
+                            beat.need.eq(credit.need),
+                            beat.first.eq(payload.first),
+                            beat.last.eq(payload.last),
+                        ]
+        return beat
+
+    def _send(self, m, chooser, beat):
+        """Charges the link; returns when a beat goes, and when it arrives: its last byte sent, plus
+        the latency.
+        """
+        # A read has no payload: its count is 0.
+        wire, take, arrival = Signal(9), Signal(), Signal(NOW_BITS)
+        m.submodules.meter = meter = RateMeter(BYTE_FRACTION, 37, ahead=2)
+        m.d.comb += [
+            wire.eq(Mux(beat.first, beat.overhead, 0) + _dwords(beat.count, beat.offset)),
+            meter.now.eq(self.now),
+            meter.cost.eq(wire * self.byte_interval),
+            meter.charge.eq(take),
+            arrival.eq(meter.ends + self.latency),
+            chooser.taken.eq(take),
+            chooser.first.eq(beat.first),
+            chooser.last.eq(beat.last),
+            take.eq(chooser.goes & meter.open & self._room),
+        ]
+        return take, arrival
+
+    def _receive(self, m, i, chooser, beat, take, arrival):
+        """Receive queues; reads and completions remember how many posted TLPs went before them."""
+        beats = self._structure.pcie_beats
+        m.submodules.posted = posted = ReceiveQueue(PostedBeat, beats, ordered=False)
+        m.submodules.reads = reads = ReceiveQueue(
+            ReadBeat, self._structure.pcie_reads, ordered=True
+        )
+        m.submodules.completions = completions = ReceiveQueue(CompletionBeat, beats, ordered=True)
+        queues = [posted, reads, completions]
+        with m.Switch(chooser.choice):
+            for index, queue in enumerate(queues):
+                with m.Case(index):
+                    m.d.comb += self._room.eq(queue.i.ready)
+
+        held_need = Signal(UNIT_BITS)
+        with m.If(take & beat.first):
+            m.d.sync += held_need.eq(beat.need)
+        o = [self.o.posted, self.o.reads, self.o.completions]
+        for index, queue in enumerate(queues):
+            m.d.comb += [
+                queue.i.payload.eq(i[index].payload),
+                queue.i.valid.eq(take & (chooser.choice == index)),
+                queue.arrival.eq(arrival),
+                queue.units.eq(Mux(beat.first, beat.need, held_need)),
+                queue.now.eq(self.now),
+            ]
+            wiring.connect(m, queue.o, wiring.flipped(o[index]))
+
+        sent, popped = Signal(ORDER_BITS), Signal(ORDER_BITS)
+        m.d.sync += [
+            sent.eq(sent + (posted.i.valid & beat.last)),
+            popped.eq(popped + posted.freed),
+        ]
+        for queue in (reads, completions):
+            m.d.comb += [queue.before.eq(sent), queue.popped.eq(popped)]
+        return queues
+
+    def _return_credits(self, m, queues, credits):
+        """Credits go back one latency later; all that are freed in a cycle travel together.
+
+        The line is never full: each entry stands for credits of at least one TLP, and the queues
+        hold no more TLPs.
+        """
+        posted, _, completions = queues
+        bundle = data.StructLayout(
+            {"headers": 3, "posted_units": UNIT_BITS, "completion_units": UNIT_BITS}
+        )
+        depth = 1 << (self._structure.pcie_beats + self._structure.pcie_reads - 1).bit_length()
+        m.submodules.returns = returns = DelayLine(bundle, depth)
+        freed, goes, back = Cat(q.freed for q in queues), returns.i.payload, returns.o.payload
+        m.d.comb += [
+            returns.now.eq(self.now),
+            returns.latency.eq(self.latency),
+            returns.i.valid.eq(freed.any()),
+            goes.headers.eq(freed),
+            goes.posted_units.eq(Mux(posted.freed, posted.freed_units, 0)),
+            goes.completion_units.eq(Mux(completions.freed, completions.freed_units, 0)),
+            returns.o.ready.eq(1),
+            credits[0].back_units.eq(back.posted_units),
+            credits[2].back_units.eq(back.completion_units),
+        ]
+        m.d.comb += [
+            credit.back.eq(returns.o.valid & back.headers[index])
+            for index, credit in enumerate(credits)
+        ]
+        return returns
+
+    def _report_sent(self, m, choice, beat, take):
+        """A TLP, with its first beat."""
+        event, payload_wire = self.on_sent.payload, Signal(13)
+        with m.If(choice != TlpClass.READ.value):
+            m.d.comb += payload_wire.eq(_dwords(beat.length, beat.offset))
+        m.d.comb += [
+            self.on_sent.valid.eq(take & beat.first),
+            event.link.eq(self._number),
+            event.tlp.eq(choice),
+            event.payload.eq(beat.length),
+            event.wire.eq(beat.overhead + payload_wire),
+            event.mark.eq(beat.mark),
+        ]
+
+    def _report_stalls(self, m, i, credits, inside):
+        """Each class waiting for credits; returns the probes."""
+        causes = [StallCause.POSTED_CREDITS, StallCause.READ_CREDITS, StallCause.COMPLETION_CREDITS]
+        events = [self.on_stall_posted, self.on_stall_reads, self.on_stall_completions]
+        for index, (cause, event) in enumerate(zip(causes, events, strict=True)):
+            m.submodules[f"stall_{index}"] = stall = StallMeter(cause, self._number)
+            starts = i[index].valid & ~inside[index]
+            m.d.comb += stall.stalled.eq(starts & ~credits[index].enough)
+            wiring.connect(m, stall.event, wiring.flipped(event))
+        return events
+
+
+def _dwords(count, offset):
+    """Bytes of the dwords that `count` bytes from `offset` (within a dword) touch."""
+    return Cat(Const(0, 2), (count + offset + 3)[2:])

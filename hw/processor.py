@@ -1,36 +1,16 @@
 """A processor's port into the node: software's stores and loads become memory writes and TLPs."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
-from amaranth.lib import data, enum, memory, stream, wiring
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from .formats.command import Command, Operation
 from .formats.tlp import ADDRESS_BITS, BAR_SHIFT, CompletionBeat, PostedBeat, ReadBeat
 from .lib.align import rotate_right_bytes
 
-__all__ = ["Command", "Operation", "Processor", "Response"]
+__all__ = ["Processor", "Response"]
 
 TAGS = 64
-
-
-class Operation(enum.Enum, shape=4):
-    STORE = 1
-    LOAD = 2
-    #: Not for a processor; taken and ignored.
-    CONFIGURE = 3
-    TRACE = 4
-
-
-class Command(data.Struct):
-    """A command out of a mailbox (decision 2)."""
-
-    op: Operation
-    address: 64
-    #: Bytes, 1 to 64.
-    length: 8
-    #: Of a store: its mark in the low 40 bits; of a load: returned with its answer.
-    token: 64
-    #: Bytes of a store, the first in bits 7:0.
-    data: unsigned(512)
 
 
 class Response(wiring.Signature):

@@ -163,8 +163,8 @@ class WqScheduler(wiring.Component):
     Timing
     ------
     A ring is taken in the cycle in which it is offered, except while lines of a push are passed on
-    (one per cycle) and while the same QP has its turn. A request is offered 3 cycles after the
-    ring. One turn, thus one request, per cycle.
+    (one per cycle) and in the cycle in which the same QP's turn ends. A request is offered 3 cycles
+    after the ring. One turn, thus one request, per cycle.
     """
 
     def __init__(self, structure):
@@ -244,8 +244,7 @@ class WqScheduler(wiring.Component):
         m.d.comb += [
             self.asked_qp.eq(ring.qp),
             # Rings are taken whatever fetches wait for: their completions come behind posted
-            # writes.
-            # Only in the cycle in which its QP's turn ends does a ring wait.
+            # writes. Only in the cycle in which its QP's turn ends does a ring wait.
             self.rings.ready.eq(~passing & ~(ends & (turn_qp == ring.qp))),
             takes.eq(self.rings.valid & self.rings.ready),
             ahead.eq(ring.producer - ring_fetched),

@@ -4,6 +4,7 @@ A memory has 64 GiB of address space, of which only what is touched takes room. 
 in GPU and host memory, so that a queue can live in either.
 """
 
+from hw.formats.command import MEMORIES
 from hw.formats.mlx5 import BLOCK_BYTES, UAR_PAGE_BYTES, UAR_REGISTER_OFFSET
 from hw.formats.tlp import BAR_SHIFT, Port
 
@@ -13,7 +14,6 @@ __all__ = [
     "CQ",
     "CQ_RECORD",
     "DATA",
-    "MEMORIES",
     "QUIET_ACK",
     "QUIET_ISSUE",
     "RECORD",
@@ -25,8 +25,8 @@ __all__ = [
     "uar_register",
 ]
 
-#: Memory name to device; the number of a memory is its position.
-MEMORIES = {"gpu": Port.GPU, "host": Port.HOST}
+#: Memory name to the device that owns its addresses.
+_OWNERS = {name: Port[name.upper()] for name in MEMORIES}
 
 #: Regions that scenarios name lie here, up to 32 GiB; what software needs for itself lies above.
 DATA = 0
@@ -42,7 +42,7 @@ CQ_RECORD = 32
 
 def bus(memory, offset):
     """Bus address of an offset in the memory named."""
-    return MEMORIES[memory].value << BAR_SHIFT | offset
+    return _OWNERS[memory].value << BAR_SHIFT | offset
 
 
 def sq_offset(qp, depth):

@@ -21,7 +21,6 @@ and their time is not the machine's.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import time
 from collections import deque
@@ -32,31 +31,29 @@ from typing import Any
 
 import numpy as np
 
+from hw.formats.command import MAILBOXES, MEMORIES, Operation
+
+from .trace import RECORD
+
 __all__ = [
-    "EVENT",
-    "MEMORIES",
-    "PORTS",
     "EngineError",
     "Machine",
     "Node",
     "Outcome",
-    "Signal",
     "Task",
     "Wait",
-    "event_log_sha256",
 ]
 
-#: One record of the event log (decision 3).
-EVENT = np.dtype([("cycle", "<u8"), ("node", "<u2"), ("kind", "<u2"), ("payload", "u1", (20,))])
-#: Mailboxes by name (decision 2).
-PORTS = {"gpu": 0, "cpu": 1, "config": 2, "trace": 3}
-_TRACE_PORT = PORTS["trace"]
-#: Memories by name.
-MEMORIES = {"gpu": 0, "host": 1}
+_PORT_OF = {name: number for number, name in enumerate(MAILBOXES)}
+_MEMORY_OF = {name: number for number, name in enumerate(MEMORIES)}
+_TRACE_PORT = _PORT_OF["trace"]
 MEMORY_BYTES = 1 << 36
 LINE = 64
 
-_STORE, _LOAD, _CONFIGURE, _TRACE, _WATCH, _UNWATCH, _ALARM, _UNALARM = 1, 2, 3, 4, 16, 17, 18, 19
+_STORE, _LOAD = Operation.STORE.value, Operation.LOAD.value
+_CONFIGURE, _TRACE = Operation.CONFIGURE.value, Operation.TRACE.value
+# Requests to the engine itself (sim/engine/engine.h).
+_WATCH, _UNWATCH, _ALARM, _UNALARM = 16, 17, 18, 19
 _RESPONSE = 3
 _STOPS = {1: "stopped", 2: "hang", 3: "limit", 4: "error"}
 _NEVER = (1 << 64) - 1
@@ -71,11 +68,6 @@ _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 class EngineError(Exception):
     """The engine refused a request, or the machine did what it must not."""
-
-
-def event_log_sha256(events: np.ndarray) -> str:
-    """Hash of a sorted event log, as `Machine.events()` returns it."""
-    return hashlib.sha256(np.ascontiguousarray(events).view(np.uint8).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -177,29 +169,6 @@ class Task(Wait):
         wait._waiter = self._ready
 
 
-class Signal:
-    """State that the agents of one node share has changed.
-
-    `await signal.wait()` on one side, `signal.notify(value)` on the other; it costs no simulated
-    time.
-    """
-
-    def __init__(self) -> None:
-        self._waits: list[Wait] = []
-
-    def wait(self) -> Wait:
-        """Wait for the next `notify`, whose value it gives."""
-        wait = Wait()
-        self._waits.append(wait)
-        return wait
-
-    def notify(self, value: Any = None) -> None:
-        """End all waits that were made so far."""
-        waits, self._waits = self._waits, []
-        for wait in waits:
-            wait._finish(value)
-
-
 class Node:
     """One node, as its own software sees it.
 
@@ -229,7 +198,7 @@ class Node:
             raise ValueError(
                 f"store of {len(data)} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
             )
-        self._command(due, address, mark, PORTS[port], _STORE, len(data), data)
+        self._command(due, address, mark, _PORT_OF[port], _STORE, len(data), data)
 
     def load(self, port: str, address: int, length: int, due: int | None = None) -> Wait:
         """Read `length` bytes at `address` by a processor; the wait gives them."""
@@ -239,14 +208,14 @@ class Node:
                 f"load of {length} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
             )
         wait = _Load(length)
-        self._command(due, address, self._machine._expect(wait), PORTS[port], _LOAD, length, b"")
+        self._command(due, address, self._machine._expect(wait), _PORT_OF[port], _LOAD, length, b"")
         return wait
 
     def configure(self, table: int, index: int, data: bytes, due: int | None = None) -> None:
         """Write one word (up to 64 bytes) of a table by the configuration bus."""
         if not 0 < len(data) <= LINE:
             raise ValueError(f"configuration word of {len(data)} bytes: allowed 1 to {LINE}")
-        self._command(due, table << 32 | index, 0, PORTS["config"], _CONFIGURE, len(data), data)
+        self._command(due, table << 32 | index, 0, _PORT_OF["config"], _CONFIGURE, len(data), data)
 
     def trace(self, kind: int, payload: int | bytes, due: int | None = None) -> None:
         """Log an event (160-bit payload) in the due cycle."""
@@ -264,7 +233,7 @@ class Node:
 
         The wait gives the cycle. It is armed at once: arm, look, then await, and no commit is lost.
         """
-        machine, number, which = self._machine, self.number, MEMORIES[memory]
+        machine, number, which = self._machine, self.number, _MEMORY_OF[memory]
         wait = Wait()
         token = machine._expect(wait)
         self._request(0, address, token, number, which, _WATCH, 0, b"")
@@ -415,7 +384,7 @@ class Machine:
     def preload(self, node: int, memory: str, offset: int, data: bytes) -> None:
         """Write a memory before cycle 0, at no cost in time."""
         self._check(
-            self._library.bw_preload(node, MEMORIES[memory], offset, bytes(data), len(data))
+            self._library.bw_preload(node, _MEMORY_OF[memory], offset, bytes(data), len(data))
         )
 
     def spawn(
@@ -585,7 +554,7 @@ class Machine:
         """All committed bytes of a memory, read only."""
         view = self._memories.get((node, name))
         if view is None:
-            address = self._library.bw_memory(node, MEMORIES[name])
+            address = self._library.bw_memory(node, _MEMORY_OF[name])
             view = np.ctypeslib.as_array((ctypes.c_uint8 * MEMORY_BYTES).from_address(address))
             view.flags.writeable = False
             self._memories[node, name] = view
@@ -596,9 +565,9 @@ class Machine:
         count = ctypes.c_uint64()
         address = self._library.bw_events(ctypes.byref(count))
         if not count.value:
-            return np.empty(0, EVENT)
-        raw = (ctypes.c_uint8 * (count.value * EVENT.itemsize)).from_address(address)
-        return np.frombuffer(memoryview(raw), EVENT).copy()
+            return np.empty(0, RECORD)
+        raw = (ctypes.c_uint8 * (count.value * RECORD.itemsize)).from_address(address)
+        return np.frombuffer(memoryview(raw), RECORD).copy()
 
     def save_recording(self, path: Path) -> None:
         """Save the stimulus of a recorded run, for `sim.launch.replay`."""

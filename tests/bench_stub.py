@@ -6,7 +6,8 @@ from pathlib import Path
 import cocotb
 from support_stub_node import BEAT, CREDIT, TIMER, TIMER_ADDRESS
 
-from sim.machine import EngineError, Machine, event_log_sha256
+from sim.machine import EngineError, Machine
+from sim.trace import Events
 
 PROPAGATION = 50
 
@@ -46,7 +47,7 @@ async def run_mixed(dut, **options):
     Path("out.json").write_text(
         json.dumps(
             {
-                "sha256": event_log_sha256(events),
+                "sha256": Events(events).sha256,
                 "cycles": outcome.cycles,
                 "node_cycles": outcome.node_cycles,
                 "kinds": {

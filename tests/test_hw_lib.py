@@ -279,25 +279,6 @@ def test_arbiter_never_mixes_packets(stalls, idle):
         assert order[:30] == [0, 1, 2] * 10
 
 
-def test_arbiter_with_priority_serves_the_lowest_first():
-    out, _ = rtl_merge([items(0, 10), items(1, 10), items(2, 10)], priority=True)
-    assert [item["who"] for item in out.words] == [0] * 10 + [1] * 10 + [2] * 10
-
-
-def test_arbiter_holds_an_offer_against_a_higher_priority():
-    dut = Arbiter(Item, 2, priority=True)
-    out = Sink(dut.o, stall=0.8, seed=3)
-    Bench(
-        dut,
-        [
-            Source(dut.i[0], items(0, 20), idle=0.8, seed=1),
-            Source(dut.i[1], items(1, 20), idle=0.2, seed=2),
-            out,
-        ],
-    ).run(2000)
-    assert len(out.items) == 40
-
-
 # RateMeter
 
 

@@ -8,7 +8,7 @@ import pytest
 from support_engine import stub_binary
 
 from sim.launch import LaunchError, launch, replay
-from sim.machine import EVENT, event_log_sha256
+from sim.trace import RECORD, Events
 
 FOLDER = Path(__file__).parent
 
@@ -61,9 +61,10 @@ def test_event_log_is_the_same_without_skipping_and_without_python(nodes, tmp_pa
         )
         assert answer["event_log_sha256"] == on["sha256"]
         assert answer["cycles"] == on["cycles"]
-        events = np.fromfile(dump, EVENT)
+        events = np.fromfile(dump, RECORD)
         assert len(events) == answer["events"]
-        assert event_log_sha256(events) == on["sha256"]
+        assert (Events(events).records == events).all(), "not sorted"
+        assert Events(events).sha256 == on["sha256"]
 
 
 @pytest.mark.parametrize("skip", [True, False])

@@ -1,8 +1,7 @@
 """What the configuration bus writes: contexts of queues and the timing words.
 
 The bus stands for the command interface of a real NIC, which is out of scope. Writing a context
-also sets the
-block's own state of that queue (indices, PSNs) to the start values in it.
+also sets the block's own state of that queue (indices, PSNs) to the start values in it.
 """
 
 from amaranth.hdl import unsigned

@@ -1,8 +1,7 @@
 """mlx5 send WQE segments, CQE, doorbell and doorbell record.
 
-Ref: rdma-core providers/mlx5 (wqe.h, mlx5dv.h), NVSHMEM and DOCA device headers; field meanings
-as read there. All big-endian. A WQE is counted in octowords (16 B) by `ds` and in blocks (WQEBB, 64
-B)
+Ref: rdma-core providers/mlx5 (wqe.h, mlx5dv.h), NVSHMEM and DOCA device headers; field meanings as
+read there. All big-endian. A WQE is counted in octowords (16 B) by `ds` and in blocks (WQEBB, 64 B)
 by indices.
 """
 

@@ -93,8 +93,7 @@ class Realigner(wiring.Component):
         rotated = rotate_right_bytes(m, self.i.payload.data, amount, "rotated", when=self.i.valid)
 
         # Lanes from `position` up take the new bytes, those below keep the held ones: one shift of
-        # a word of ones, so that
-        # a simulator has one operation for all lanes.
+        # a word of ones, so that a simulator has one operation for all lanes.
         above, keep_bits = Signal(7), Signal(512)
         m.d.comb += above.eq(64 - position)
         merged = Signal(512)

@@ -17,8 +17,6 @@ class Arbiter(wiring.Component):
     count : int
     packets : bool
         A grant stays until a beat with `last` has gone through.
-    priority : bool
-        The lowest-numbered stream wins instead of the next in turn.
 
     Members
     -------
@@ -30,8 +28,8 @@ class Arbiter(wiring.Component):
     Combinational from input to output; one beat per cycle. The grant does not depend on `o.ready`.
     """
 
-    def __init__(self, shape, count, *, packets=False, priority=False):
-        self._count, self._packets, self._priority = count, packets, priority
+    def __init__(self, shape, count, *, packets=False):
+        self._count, self._packets = count, packets
         super().__init__(
             {
                 "i": In(stream.Signature(shape)).array(count),
@@ -77,6 +75,5 @@ class Arbiter(wiring.Component):
             ends = self.o.payload.last if self._packets else 1
             with m.If(self.o.ready & ends):
                 m.d.sync += held.eq(0)
-                if not self._priority:
-                    m.d.sync += turn.eq(Mux(grant == count - 1, 0, grant + 1))
+                m.d.sync += turn.eq(Mux(grant == count - 1, 0, grant + 1))
         return m

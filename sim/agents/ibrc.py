@@ -2,12 +2,10 @@
 them.
 
 GPU side: fence, reserve room in the channel, four 8-byte stores; `quiet` publishes how far it wants
-the proxy to be and polls
-host memory over PCIe. CPU side, each turn: take up to a batch of requests, post each with one
-signalled WQE (BlueFlame, or
-record and 8-byte doorbell), poll completion queues, answer `quiet`.
-Ref: NVSHMEM's proxy channel and IBRC transport as read; words as in the `nvshmem_proxy_channel`
-vectors.
+the proxy to be and polls host memory over PCIe. CPU side, each turn: take up to a batch of
+requests, post each with one signalled WQE (BlueFlame, or record and 8-byte doorbell), poll
+completion queues, answer `quiet`. Ref: NVSHMEM's proxy channel and IBRC transport as read; words as
+in the `nvshmem_proxy_channel` vectors.
 """
 
 from hw.config import cycles
