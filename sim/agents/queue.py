@@ -9,6 +9,7 @@ from hw.formats.mlx5 import BLOCK_BYTES, UAR_BF_SIZE
 from hw.formats.tlp import MarkKind
 
 from .. import addresses, wqe
+from .polling import is_ours
 
 __all__ = ["PostedWqe", "SendQueue", "mark"]
 
@@ -191,4 +192,4 @@ class SendQueue:
         if self.collapsed:
             # An empty slot is all ones; a counter below what is outstanding was read before.
             return opcode != 15 and (counter - self.outstanding[0].index) & 0xFFFF < 0x8000
-        return opcode != 15 and owner == (self._consumed // self.cq_depth & 1)
+        return is_ours(index=self._consumed, opcode=opcode, owner=owner, entries=self.cq_depth)
