@@ -6,11 +6,9 @@ from hw.formats import context
 from hw.formats.layout import Codec
 
 from . import addresses
+from .paths import PATHS
 
-__all__ = ["PATH_MEMORY", "configuration", "cq_entries", "prepare", "qpn"]
-
-#: Memory in which a path keeps its rings.
-PATH_MEMORY = {"gda_minimal": "gpu", "ibrc": "host"}
+__all__ = ["configuration", "prepare", "qpn"]
 
 _sq, _tx, _rx, _cq = (
     Codec(getattr(context, name)) for name in ("SqContext", "TxContext", "RxContext", "CqContext")
@@ -24,14 +22,14 @@ def qpn(node, index):
 
 def configuration(scenario, path):
     """Writes of the configuration bus, as (node, table, index, data), in order."""
-    memory, queues = PATH_MEMORY[path], scenario.queues
+    memory, queues = PATHS[path].memory, scenario.queues
     writes = []
     for node in range(scenario.nodes.count):
         writes += [
             (node, context.Table.TIMING, index, word)
             for index, word in enumerate(scenario.timing_words(node))
         ]
-    entries = cq_entries(scenario, path)
+    entries = PATHS[path].cq_entries(scenario)
     psn = queues.start_psn
     mtu_log2 = scenario.nic.mtu_bytes.bit_length() - 1
     for connection in scenario.plan.connections:
@@ -71,19 +69,12 @@ def configuration(scenario, path):
 
 def prepare(machine, scenario, path):
     """Fills completion rings with ones, as software does, before cycle 0."""
-    entries = cq_entries(scenario, path)
+    entries, memory = PATHS[path].cq_entries(scenario), PATHS[path].memory
     for connection in scenario.plan.connections:
         for node, index in (
             (connection.a, connection.a_context),
             (connection.b, connection.b_context),
         ):
             machine.preload(
-                node, PATH_MEMORY[path], addresses.cq_offset(index, entries), b"\xff" * 64 * entries
+                node, memory, addresses.cq_offset(index, entries), b"\xff" * 64 * entries
             )
-
-
-def cq_entries(scenario, path):
-    """CQEs of a path's completion queues; 1 means collapsed, which host verbs never are."""
-    if path == "gda_minimal" and scenario.queues.cq == "collapsed":
-        return 1
-    return scenario.queues.cq_depth

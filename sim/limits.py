@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .closed_form import completion_tlps, packets, read_tlps
+from .paths import PATHS
 from .plan import Group
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     size, pcie = group.size, s.pcie
     work = group.workload
     inline = size <= s.plan.inline_max[path]
-    batch = work.batch if work and path == "gda_minimal" else 1
+    batch = work.batch if work and PATHS[path].batches else 1
     wqe = _LINE * s.plan.blocks(size, path)
     cqe = pcie.mwr_overhead_bytes + _LINE
     reads = 0 if inline else sum(read_tlps(pcie, 0, size))
     payload = 0 if inline else sum(completion_tlps(pcie, 0, size))
-    if path == "gda_minimal":
+    if not PATHS[path].proxied:
         fetch = wqe + pcie.cpld_overhead_bytes
         bell = (pcie.mwr_overhead_bytes + _WORD) / batch
         to_nic, from_nic = bell + fetch + payload, pcie.mrd_overhead_bytes + reads + cqe
@@ -66,7 +67,7 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     batch = work.batch if work else 1
     extra = (group.size - 1) // 16 if group.size <= s.plan.inline_max[path] else 0
     limits: dict[str, float] = {}
-    if path == "gda_minimal":
+    if not PATHS[path].proxied:
         thread_ns = (
             s.gpu.issue_ns
             + extra * s.gpu.inline_copy_ns_per_16b

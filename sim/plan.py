@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hw.config import ConfigError
 
+from .paths import PATHS
 from .schema import show
 from .sections import DATA_BYTES, Operation, Region, Workload
 
@@ -329,7 +330,8 @@ def _inside(
                 f"{known[node, region].size} bytes; this ends at {end}",
             )
 
-    if "ibrc" in scenario.paths:
+    proxied = [path for path in scenario.paths if PATHS[path].proxied]
+    if proxied:
         entries = [(f"op.{i}", op) for i, op in enumerate(scenario.operations)]
         entries += [(f"workload.{i}", work) for i, work in enumerate(scenario.workloads)]
         for key, entry in entries:
@@ -338,7 +340,7 @@ def _inside(
                 raise ConfigError(
                     f"{key}.remote_region",
                     target.name,
-                    "allowed regions in GPU memory on path ibrc",
+                    f"allowed regions in GPU memory on path {proxied[0]}",
                 )
 
     for index, op in enumerate(scenario.operations):
@@ -375,7 +377,7 @@ def _depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
     smaller than a request.
     """
     depth, cq_depth = scenario.queues.sq_depth, scenario.queues.cq_depth
-    rings = "ibrc" in scenario.paths or scenario.queues.cq == "ring"
+    rings = any(PATHS[path].cq_entries(scenario) > 1 for path in scenario.paths)
     if rings and cq_depth < depth:
         raise ConfigError(
             "nic.cq_depth", cq_depth, f"allowed at least {depth}, sq_depth: each WQE may need a CQE"
@@ -424,13 +426,8 @@ def make_plan(scenario: "Scenario") -> Plan:
             scenario.workloads[0].count if scenario.workloads else 0,
             f"allowed up to {MAX_MESSAGES} messages in all; these are {total}",
         )
-    inline_max = {
-        path: scenario.gpu.inline_max_bytes if path == "gda_minimal" else 0
-        for path in scenario.paths
-    }
-    segments = {
-        path: scenario.gpu.segments if path == "gda_minimal" else 1 for path in scenario.paths
-    }
+    inline_max = {path: PATHS[path].inline_max(scenario) for path in scenario.paths}
+    segments = {path: PATHS[path].segments(scenario) for path in scenario.paths}
     _depths(
         scenario,
         lambda size, path: wqe_blocks(size, size <= inline_max[path], segments[path]),

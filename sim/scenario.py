@@ -22,11 +22,11 @@ from hw.config import (
     timing_words,
 )
 
+from .paths import PATHS
 from .plan import Plan, make_plan
 from .preset import SECTIONS, load_preset, preset_names
 from .schema import BadInput, Reader, show
 from .sections import (
-    PATHS,
     CheckConfig,
     CpuConfig,
     Expect,

@@ -10,13 +10,13 @@ from math import inf
 from hw.config import ConfigError
 
 from .names import METRICS
+from .paths import PATHS
 from .schema import check_fields, choice, flag, number, power_of_two, sequence, text
 
 __all__ = [
     "DATA_BYTES",
     "FOREVER",
     "MAX_MESSAGE_BYTES",
-    "PATHS",
     "CheckConfig",
     "CpuConfig",
     "Expect",
@@ -31,8 +31,6 @@ __all__ = [
     "Workload",
 ]
 
-#: Paths that exist.
-PATHS = ("gda_minimal", "ibrc")
 #: Bytes of the data area of each memory: the regions lie in it.
 DATA_BYTES = 1 << 35
 MAX_MESSAGE_BYTES = 1 << 30

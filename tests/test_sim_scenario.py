@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hw.config import ConfigError
+from sim.paths import PATHS
 from sim.plan import wqe_blocks
 from sim.scenario import load, loads
 from sim.schema import BadInput, show
-from sim.sections import FOREVER, PATHS, Fault, Region, Workload
+from sim.sections import FOREVER, Fault, Region, Workload
 
 HEAD = """
 schema = "bellwire.scenario/1"

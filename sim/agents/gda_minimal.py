@@ -6,13 +6,44 @@ writes one. The doorbell carries the next index, as GPU stacks write it.
 Ref: the minimal GPU-initiated path that source A of the preset measured (its Table 3).
 """
 
+from collections import defaultdict
+
 from hw.config import cycles
 from hw.formats.events import EventKind
 
 from .. import wqe
-from .context import Costs
+from .context import Costs, Thread
 
-__all__ = ["GdaQueue"]
+__all__ = ["Crew", "GdaQueue"]
+
+
+class Crew:
+    """The agents of this path: one for each QP that is posted to."""
+
+    def __init__(self, site):
+        self._site = site
+
+    def agents(self, by_thread, window):
+        """(name, agent) for the messages by (node, peer, QP, producer) of a phase."""
+        site, threads = self._site, defaultdict(list)
+        for (node, peer, qp, producer), messages in by_thread.items():
+            thread = Thread(producer, messages, window, site.blocks)
+            threads[node, peer, qp].append(thread)
+            site.threads.append(thread)
+        for (node, peer, qp), members in threads.items():
+            queue = site.queue(node, peer, qp)
+            yield (
+                f"GPU of node {node}, QP {queue.qp}",
+                GdaQueue(
+                    site.node(node),
+                    queue,
+                    site.scenario.gpu,
+                    site.scenario.memory.gpu_store_ns,
+                    members,
+                    site.marks[node],
+                    site.locate,
+                ),
+            )
 
 
 class GdaQueue:

@@ -14,10 +14,57 @@ from hw.formats.tlp import MarkKind
 
 from .. import addresses, wqe
 from .channel import PUT_BYTES, decode_put, encode_put, flag_of
-from .context import Costs
+from .context import Costs, Thread
 from .queue import mark
 
-__all__ = ["Channel", "GpuSide", "Proxy"]
+__all__ = ["Channel", "Crew", "GpuSide", "Proxy"]
+
+
+class Crew:
+    """The agents of this path: a proxy for each node that sends, and the GPU's threads."""
+
+    def __init__(self, site):
+        self._site, self._channels = site, {}
+        for node in sorted({message.node for message in site.plan.messages}):
+            self._start_proxy(node)
+
+    def _start_proxy(self, number):
+        site = self._site
+        scenario = site.scenario
+        channel = self._channels[number] = Channel(scenario.proxy.ring_bytes)
+        # A request names a peer and a QP between the two; the proxy keeps a queue for each.
+        pairs = {(m.peer, m.qp) for m in site.plan.messages if m.node == number}
+        queues = {qp << 6 | peer: site.queue(number, peer, qp) for peer, qp in sorted(pairs)}
+        proxy = Proxy(
+            site.node(number),
+            channel,
+            queues,
+            scenario.cpu,
+            scenario.proxy,
+            site.marks[number],
+            site.resolver(number),
+        )
+        site.proxies.append(proxy)
+        site.spawn(proxy, f"proxy of node {number}")
+
+    def agents(self, by_thread, window):
+        """(name, agent) for the messages by (node, peer, QP, producer) of a phase."""
+        site = self._site
+        for (node, _, _, producer), messages in by_thread.items():
+            thread = Thread(producer, messages, window)
+            site.threads.append(thread)
+            yield (
+                f"GPU of node {node}, producer {producer}",
+                GpuSide(
+                    site.node(node),
+                    self._channels[node],
+                    site.scenario.gpu,
+                    site.scenario.proxy,
+                    thread,
+                    site.marks[node],
+                    site.request,
+                ),
+            )
 
 
 class Channel:

@@ -1,0 +1,59 @@
+"""The software paths: for each, what plan, bring-up and limits need to know of it.
+
+What a path does, step by step, is in its file in `sim/agents`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .scenario import Scenario
+
+__all__ = ["PATHS", "Path"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """One way for a message from the thread that wants it to the NIC."""
+
+    name: str
+    #: Processor that builds WQEs and rings: "gpu" or "cpu".
+    processor: str
+    #: GPU threads ask a host thread to post.
+    proxied: bool = False
+    #: Payload up to `gpu.inline_max_bytes` goes inside the WQE.
+    inlines: bool = False
+    #: The payload of a WQE may be cut into `gpu.segments` runs.
+    gathers: bool = False
+    #: Follows the workload's `batch`: WQEs per doorbell.
+    batches: bool = False
+    #: Asks for a CQE with every WQE, whatever the workload says.
+    signals_all: bool = False
+
+    @property
+    def memory(self) -> str:
+        """Memory of its rings."""
+        return "gpu" if self.processor == "gpu" else "host"
+
+    def inline_max(self, scenario: "Scenario") -> int:
+        """Most payload that goes inside a WQE."""
+        return scenario.gpu.inline_max_bytes if self.inlines else 0
+
+    def segments(self, scenario: "Scenario") -> int:
+        """Data segments of a WQE that points to its payload."""
+        return scenario.gpu.segments if self.gathers else 1
+
+    def cq_entries(self, scenario: "Scenario") -> int:
+        """CQEs of its completion queues; 1 means collapsed, which host verbs never are."""
+        collapsed = self.processor == "gpu" and scenario.queues.cq == "collapsed"
+        return 1 if collapsed else scenario.queues.cq_depth
+
+
+#: Paths that exist, by name.
+PATHS: dict[str, Path] = {
+    path.name: path
+    for path in (
+        Path(name="gda_minimal", processor="gpu", inlines=True, gathers=True, batches=True),
+        Path(name="ibrc", processor="cpu", proxied=True, signals_all=True),
+    )
+}
