@@ -6,6 +6,7 @@ run; 3 the environment is. Errors go to stderr, in one line first.
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,24 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the result file alone")
     run.set_defaults(action=_run)
 
+    regress = verbs.add_parser(
+        "regress", help="run all scenarios and compare exact figures", allow_abbrev=False
+    )
+    regress.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default="scenarios")
+    regress.add_argument(
+        "--only", metavar="NAME", action="append", default=[], help="this scenario alone"
+    )
+    regress.add_argument(
+        "--accept", action="store_true", help="keep the figures that came out, and say which"
+    )
+    regress.add_argument("-j", type=_jobs, metavar="N", dest="jobs", help="scenarios at a time")
+    regress.add_argument(
+        "--out", type=Path, metavar="DIR", default="runs/regress", help="run directories, reports"
+    )
+    regress.add_argument("--junit", type=Path, metavar="FILE", help="default: DIR/junit.xml")
+    regress.add_argument("--summary", type=Path, metavar="FILE", help="default: DIR/summary.md")
+    regress.set_defaults(action=_regress)
+
     verbs.add_parser(
         "presets", help="platforms that are shipped, with their constants"
     ).set_defaults(action=_presets)
@@ -76,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 32:
         raise argparse.ArgumentTypeError(f"--seed = {text}: allowed 0 to {(1 << 32) - 1}")
+    return int(text)
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 256:
+        raise argparse.ArgumentTypeError(f"-j = {text}: allowed 1 to 256")
     return int(text)
 
 
@@ -103,12 +128,48 @@ def _run(arguments: argparse.Namespace) -> int:
             + (f" (and {len(result['failures']) - 1} more)" if len(result["failures"]) > 1 else ""),
             file=sys.stderr,
         )
+        again = shlex.quote(_shown(run.directory / "scenario.toml"))
+        print(f"replay: {_command()} run {again}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(result, indent=1))
     else:
         print(report(result))
         print(f"run directory: {_shown(run.directory)}")
     return PASSED if result["verdict"] == "pass" else FAILED
+
+
+def _regress(arguments: argparse.Namespace) -> int:
+    from .build import BuildError
+    from .launch import LaunchError
+    from .regress import Options, cores, regress
+
+    options = Options(
+        folder=arguments.folder,
+        only=tuple(arguments.only),
+        accept=arguments.accept,
+        jobs=arguments.jobs or cores(),
+        out=arguments.out,
+        junit=arguments.junit,
+        summary=arguments.summary,
+        command=_command(),
+    )
+    try:
+        return PASSED if regress(options, sys.stdout, sys.stderr) else FAILED
+    except (BuildError, LaunchError) as error:
+        print(f"bellwire: {error}", file=sys.stderr)
+        return BAD_ENVIRONMENT
+    except KeyboardInterrupt:
+        print("bellwire: interrupted, nothing was accepted", file=sys.stderr)
+        return FAILED
+
+
+def _command() -> str:
+    """How this command is called from here, such as `.venv/bin/bellwire`."""
+    called = Path(sys.argv[0])
+    if called.name == "bellwire":
+        # As the shell found it, or by its place.
+        return shlex.quote(_shown(called) if len(called.parts) > 1 else called.name)
+    return f"{shlex.quote(sys.executable)} -m sim.cli"
 
 
 def _shown(path: Path) -> str:

@@ -126,7 +126,7 @@ def test_unmet_expectation_is_exit_1(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("bellwire: fail: expect.0: latency_ns.p50 ")
+    assert done.stderr.splitlines()[-2].startswith("bellwire: fail: expect.0: latency_ns.p50 ")
     result = json.loads((tmp_path / "here" / "result.json").read_text())
     assert result["verdict"] == "fail" and result["violations"] == []
 

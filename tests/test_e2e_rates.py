@@ -41,7 +41,7 @@ THROTTLED = [
 def test_throttled_knob_breaks_the_expectation(tmp_path, scenario, sets, metric, within):
     done, result = verdict(tmp_path, scenario, *sets)
     assert done.returncode == 1 and result["verdict"] == "fail"
-    assert done.stderr.splitlines()[-1].startswith("bellwire: fail: expect.0: ")
+    assert done.stderr.splitlines()[-2].startswith("bellwire: fail: expect.0: ")
     assert any(f"expect.0: {metric}" in failure for failure in result["failures"])
     (group, *_) = result["paths"]["gda_minimal"]["groups"]
     assert within[0] <= group[metric] <= within[1]
