@@ -3,7 +3,7 @@ PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: sim test regress lint docs doctor clean
+.PHONY: sim test regress bench lint docs doctor clean
 .SILENT:
 
 sim: $(READY)
@@ -14,6 +14,9 @@ test: $(READY)
 
 regress: $(READY)
 	$(BIN)/bellwire regress
+
+bench: $(READY)
+	$(BIN)/bellwire bench
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/python -m pytest -q tests/test_e2e_lint.py

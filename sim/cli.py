@@ -88,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     schema.add_argument("which", choices=("scenario", "result"))
     schema.set_defaults(action=_schema)
 
+    bench = verbs.add_parser("bench", help="speed of the model itself", allow_abbrev=False)
+    bench.add_argument("--json", action="store_true", help="print the figures alone")
+    bench.add_argument(
+        "--write", type=Path, metavar="PAGE.md", help="also put them into their section of a page"
+    )
+    bench.set_defaults(action=_bench)
+
     verbs.add_parser("doctor", help="what this machine lacks").set_defaults(action=_doctor)
     return parser
 
@@ -201,6 +208,31 @@ def _schema(arguments: argparse.Namespace) -> int:
 
         print(scenario_text())
     return PASSED
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from .report.page import check_section, write_section
+
+    if arguments.write:
+        check_section(arguments.write, "bench")
+
+    from .build import BuildError
+    from .launch import LaunchError
+    from .progress import Progress
+    from .speed import bars
+    from .speed.measure import measure
+
+    try:
+        figures = measure(Progress(sys.stderr))
+    except (BuildError, LaunchError) as error:
+        print(f"bellwire: {error}", file=sys.stderr)
+        return BAD_ENVIRONMENT
+    for text in bars.missed(figures):
+        print(f"bellwire: {text}", file=sys.stderr)
+    print(json.dumps(figures, indent=1) if arguments.json else bars.table(figures))
+    if arguments.write:
+        write_section(arguments.write, "bench", bars.section(figures))
+    return FAILED if bars.missed(figures) else PASSED
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -62,6 +62,7 @@ def binary_for(
     structure: Structure,
     trace: bool = False,
     progress: Callable[[str, float | None], None] | None = None,
+    cache: Path | None = None,
 ) -> Path:
     """The simulator of a structure, built if need be; raises `sim.build.BuildError`."""
 
@@ -71,7 +72,7 @@ def binary_for(
 
         return to_verilog(Node(structure))
 
-    return builder.build(structure.hash, verilog, trace=trace, progress=progress)
+    return builder.build(structure.hash, verilog, trace=trace, progress=progress, cache=cache)
 
 
 class _Directory:

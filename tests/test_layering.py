@@ -10,10 +10,13 @@ ROOT = Path(__file__).resolve().parent.parent
 HW = sorted((ROOT / "hw").rglob("*.py"))
 SIM = sorted((ROOT / "sim").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-#: Where the test framework may be imported: the module that it runs, and what starts it.
-USERS = {"cocotb": {"sim/bench.py"}, "cocotb_tools": {"sim/build.py", "sim/launch.py"}}
 #: Modules that cocotb runs, which export nothing.
-ENTRIES = {"sim/bench.py"}
+ENTRIES = {"sim/bench.py", "sim/speed/engine_bench.py", "sim/speed/stock_bench.py"}
+#: Where the test framework may be imported: the modules that it runs, and what starts it.
+USERS = {
+    "cocotb": ENTRIES,
+    "cocotb_tools": {"sim/build.py", "sim/launch.py", "sim/speed/stock.py"},
+}
 #: The one module that sets environment variables for the simulator.
 LAUNCH = "sim/launch.py"
 

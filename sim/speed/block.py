@@ -17,11 +17,10 @@ from hw.lib.delay import NOW_BITS
 from hw.lib.stream import connect
 from hw.qp_context import ConfigPort, QpContext
 
-__all__ = ["DOORBELL_CYCLES", "RING_EVENT", "DoorbellNode", "DoorbellTop"]
+__all__ = ["RING_EVENT", "DoorbellNode", "DoorbellTop"]
 
-#: Delay of a ring.
-DOORBELL_CYCLES = 100
-#: Rings that may wait.
+#: Delay of a ring: what may wait at a doorbell every 4 cycles.
+_DELAY_CYCLES = 40
 _DEPTH = 16
 #: Kind of the event that a ring of `DoorbellNode` is.
 RING_EVENT = 1
@@ -48,7 +47,7 @@ class _Parts(wiring.Component):
         connect(m, wiring.flipped(self.writes), doorbell.writes)
         m.d.comb += [
             doorbell.now.eq(self.now),
-            doorbell.timing.doorbell.eq(DOORBELL_CYCLES),
+            doorbell.timing.doorbell.eq(_DELAY_CYCLES),
             doorbell.timing.doorbell_fifo_depth.eq(_DEPTH),
             doorbell.rings.ready.eq(1),
             doorbell.pushes.ready.eq(1),

@@ -4,11 +4,11 @@ from hw.formats.context import SqContext, Table
 from hw.formats.layout import Codec
 from hw.formats.mlx5 import Doorbell
 
-__all__ = ["ADDRESS", "CONTEXTS", "CYCLES", "FIRST", "GAP", "contexts", "doorbells"]
+__all__ = ["ADDRESS", "CYCLES", "FIRST", "GAP", "contexts", "doorbells"]
 
 CONTEXTS = 64
 #: Doorbells, cycles from one to the next, cycle of the first.
-COUNT, GAP, FIRST = 2000, 20, 200
+COUNT, GAP, FIRST = 10_000, 4, 200
 #: Cycles in all; the last ring is out by then.
 CYCLES = FIRST + GAP * COUNT + 200
 #: Of the register that is written.

@@ -1,8 +1,8 @@
 """Our flow against cocotb's stock Verilator runner, on one block: `hw.doorbell`.
 
 Both take the same doorbells in the same cycles and must ring the same in the same cycles. Stock:
-Amaranth's own conversion, the runner's options, pins driven from Python. Ours: the conversion, build
-and engine of a run.
+Amaranth's own conversion, the runner's options, pins driven from Python. Ours: conversion, build
+and engine of a run, but no idle skipping, so that both evaluate every cycle.
 """
 
 import json

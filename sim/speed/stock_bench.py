@@ -65,6 +65,4 @@ async def main(dut):
         await Timer(GAP - 1, "ns")
     await Timer(CYCLES - FIRST - GAP * len(beats), "ns")
     spent = time.perf_counter() - start
-    Path("stock.json").write_text(
-        json.dumps({"cycles": CYCLES, "wall_s": spent, "rings": rings})
-    )
+    Path("stock.json").write_text(json.dumps({"cycles": CYCLES, "wall_s": spent, "rings": rings}))
