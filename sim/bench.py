@@ -14,7 +14,7 @@ from hw.config import cycles
 from hw.formats.events import EventKind
 
 from . import addresses, connect, image, reference
-from .agents import gda_minimal, ibrc
+from .agents import gda_minimal, ibrc, verbs
 from .job import (
     EVENTS_FILE,
     MESSAGE_COLUMNS,
@@ -30,7 +30,7 @@ from .scenario import load
 from .site import Site
 
 #: Path to the class that makes its agents.
-CREWS = {"gda_minimal": gda_minimal.Crew, "ibrc": ibrc.Crew}
+CREWS = {"gda_minimal": gda_minimal.Crew, "ibrc": ibrc.Crew, "verbs": verbs.Crew}
 #: Cycles between two looks at the clock on the wall.
 _LOOK = 50_000
 #: Events that do not show that work goes on: a poll over PCIe makes them for ever.

@@ -8,9 +8,10 @@ The limiter is the ceiling that the measured rate comes closest to, if it reache
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .agents.doorbell import pushes
 from .closed_form import completion_tlps, packets, read_tlps
 from .paths import PATHS
-from .plan import Group
+from .plan import Group, wqe_octowords
 
 if TYPE_CHECKING:
     from .scenario import Scenario
@@ -39,6 +40,8 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     cqe = pcie.mwr_overhead_bytes + _LINE
     reads = 0 if inline else sum(read_tlps(pcie, 0, size))
     payload = 0 if inline else sum(completion_tlps(pcie, 0, size))
+    if not PATHS[path].proxied and PATHS[path].processor == "cpu":
+        return _host_bytes(s, path, group, reads, payload)
     if not PATHS[path].proxied:
         fetch = wqe + pcie.cpld_overhead_bytes
         bell = (pcie.mwr_overhead_bytes + _WORD) / batch
@@ -58,6 +61,43 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     }
 
 
+def _host_bytes(
+    s: "Scenario", path: str, group: Group, reads: int, payload: int
+) -> dict[str, float]:
+    """The same where the CPU posts: queues are at the host, payload is in either memory.
+
+    `reads` and `payload` are the bytes that ask for and that carry the payload.
+    """
+    batch, signaled_every = _batch(group)
+    pcie, inline = s.pcie, group.size <= s.plan.inline_max[path]
+    blocks = s.plan.blocks(group.size, path)
+    octowords = wqe_octowords(group.size, inline)
+    if pushes(s.cpu, count=batch, octowords=octowords, inline=inline):
+        ring, asked = float(blocks * (pcie.mwr_overhead_bytes + _LINE)), 0.0
+    else:
+        ring = (pcie.mwr_overhead_bytes + _WORD) / batch
+        # One read may fetch all WQEs of a list.
+        ring += blocks * _LINE + pcie.cpld_overhead_bytes / batch
+        asked = pcie.mrd_overhead_bytes / batch
+    asked += (pcie.mwr_overhead_bytes + _LINE) / signaled_every
+    first = s.plan.messages[group.messages[0]]
+    memory = s.plan.region(first.node, first.region).memory
+    links = {"pcie_nic": (ring, asked), "pcie_host": (ring, asked), "pcie_gpu": (0.0, 0.0)}
+    for link in ("pcie_nic", f"pcie_{memory}"):
+        to_nic, from_nic = links[link]
+        links[link] = (to_nic + payload, from_nic + reads)
+    return {link: max(ways) for link, ways in links.items() if any(ways)}
+
+
+def _batch(group: Group) -> tuple[int, int]:
+    """(WQEs per ring, WQEs per CQE at most) of a path that follows both."""
+    work = group.workload
+    if not work:
+        return 1, 1
+    every = work.signaled_every
+    return work.batch, every if work.batch == 1 else min(every, work.batch)
+
+
 def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     """Highest rate (millions of messages per second) that each limiter of `names.LIMITERS` but
     `latency` allows this group.
@@ -67,7 +107,12 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     batch = work.batch if work else 1
     extra = (group.size - 1) // 16 if group.size <= s.plan.inline_max[path] else 0
     limits: dict[str, float] = {}
-    if not PATHS[path].proxied:
+    poster = "gpu_issue"
+    if PATHS[path].processor == "cpu" and not PATHS[path].proxied:
+        fence_ns = max(s.cpu.post_ns - s.cpu.wqe_ns, s.memory.host_store_ns)
+        thread_ns = s.cpu.wqe_ns + (fence_ns + s.cpu.store_issue_ns) / batch
+        poster, posters = "cpu_post", qps
+    elif not PATHS[path].proxied:
         thread_ns = (
             s.gpu.issue_ns
             + extra * s.gpu.inline_copy_ns_per_16b
@@ -85,7 +130,7 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
         if s.proxy.service_ns:
             limits["proxy_service"] = 1000 / s.proxy.service_ns
     if thread_ns:
-        limits["gpu_issue"] = posters * 1000 / thread_ns
+        limits[poster] = posters * 1000 / thread_ns
     if s.nic.total_mops:
         limits["nic_total_rate"] = s.nic.total_mops
     if s.nic.qp_mops:

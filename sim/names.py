@@ -66,6 +66,7 @@ LIMITERS = (
     "pcie_gpu",
     "pcie_nic",
     "pcie_host",
+    "cpu_post",
 )
 
 VIOLATIONS = (

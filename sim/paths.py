@@ -21,7 +21,7 @@ class Path:
     processor: str
     #: GPU threads ask a host thread to post.
     proxied: bool = False
-    #: Payload up to `gpu.inline_max_bytes` goes inside the WQE.
+    #: Payload up to `inline_max_bytes` of its processor goes inside the WQE.
     inlines: bool = False
     #: The payload of a WQE may be cut into `gpu.segments` runs.
     gathers: bool = False
@@ -37,7 +37,8 @@ class Path:
 
     def inline_max(self, scenario: "Scenario") -> int:
         """Most payload that goes inside a WQE."""
-        return scenario.gpu.inline_max_bytes if self.inlines else 0
+        owner = scenario.gpu if self.processor == "gpu" else scenario.cpu
+        return owner.inline_max_bytes if self.inlines else 0
 
     def segments(self, scenario: "Scenario") -> int:
         """Data segments of a WQE that points to its payload."""
@@ -55,5 +56,6 @@ PATHS: dict[str, Path] = {
     for path in (
         Path(name="gda_minimal", processor="gpu", inlines=True, gathers=True, batches=True),
         Path(name="ibrc", processor="cpu", proxied=True, signals_all=True),
+        Path(name="verbs", processor="cpu", inlines=True, batches=True),
     )
 }

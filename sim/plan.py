@@ -14,12 +14,21 @@ from hw.config import ConfigError
 
 from .paths import PATHS
 from .schema import show
-from .sections import DATA_BYTES, Operation, Region, Workload
+from .sections import DATA_BYTES, HOST_SUFFIX, Operation, Region, Workload
 
 if TYPE_CHECKING:
     from .scenario import Scenario
 
-__all__ = ["Connection", "Group", "Message", "Phase", "Plan", "make_plan", "wqe_blocks"]
+__all__ = [
+    "Connection",
+    "Group",
+    "Message",
+    "Phase",
+    "Plan",
+    "make_plan",
+    "wqe_blocks",
+    "wqe_octowords",
+]
 
 MAX_MESSAGES = 1 << 22
 MAX_QPS = 1024
@@ -48,7 +57,7 @@ class Message:
     remote_region: str
     remote_offset: int
     signaled: bool
-    #: Ends a batch: its doorbell covers the WQEs before it (gda_minimal).
+    #: Ends a batch: its doorbell covers the WQEs before it.
     rings: bool
     #: Earliest issue.
     at_ns: float
@@ -138,12 +147,16 @@ class Plan:
         return wqe_blocks(size, size <= self.inline_max[path], self.segments[path])
 
 
-def wqe_blocks(size: int, inline: bool, segments: int = 1) -> int:
-    """Blocks of 64 bytes of a WRITE's WQE: control, address, then pointers (not more than there
-    are bytes) or the payload with its 4-byte head.
+def wqe_octowords(size: int, inline: bool, segments: int = 1) -> int:
+    """16-byte units of a WRITE's WQE: control, address, then pointers (not more than there are
+    bytes) or the payload with its 4-byte head.
     """
-    octowords = 2 + ((size + 4 + 15) // 16 if inline else min(segments, size))
-    return (octowords + 3) // 4
+    return 2 + ((size + 4 + 15) // 16 if inline else min(segments, size))
+
+
+def wqe_blocks(size: int, inline: bool, segments: int = 1) -> int:
+    """The same in blocks of 64 bytes."""
+    return (wqe_octowords(size, inline, segments) + 3) // 4
 
 
 def _up(value: int, unit: int) -> int:
@@ -172,9 +185,9 @@ class _Slots:
 
 
 def _workload(number: int, group: int, work: Workload, size: int, slots: _Slots) -> list[Message]:
-    local, stride = slots.take(work.node, work.region, work.offset, size, work.count)
+    local, stride = slots.take(work.node, work.source, work.offset, size, work.count)
     remote, remote_stride = slots.take(
-        work.peer, work.remote_region, work.remote_offset, size, work.count
+        work.peer, work.target, work.remote_offset, size, work.count
     )
     messages = []
     for index in range(work.count):
@@ -190,9 +203,9 @@ def _workload(number: int, group: int, work: Workload, size: int, slots: _Slots)
                 producer,
                 producer % work.qps,
                 size,
-                work.region,
+                work.source,
                 local + index * stride,
-                work.remote_region,
+                work.target,
                 remote + index * remote_stride,
                 signaled=final
                 or (turn + 1) % work.signaled_every == 0
@@ -261,8 +274,18 @@ def _connections(scenario: "Scenario") -> tuple[Connection, ...]:
 
 
 def _regions(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Region, ...]:
-    """The given regions, checked against each other; or `send` and `recv` of each node."""
+    """The given regions, checked against each other; or `send` and `recv` of each node, and the
+    same in host memory where they are used.
+    """
     if scenario.regions:
+        for index, work in enumerate(scenario.workloads):
+            for key in ("memory", "remote_memory"):
+                if memory := getattr(work, key):
+                    raise ConfigError(
+                        f"workload.{index}.{key}",
+                        memory,
+                        "allowed where there is no [[region]]; a region says its own memory",
+                    )
         for index, region in enumerate(scenario.regions):
             for other in scenario.regions[:index]:
                 if region.node == other.node and region.name == other.name:
@@ -295,13 +318,13 @@ def _regions(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Re
             scenario.workloads[0].count if scenario.workloads else 0,
             f"allowed what fits in {DATA_BYTES // 2} bytes of a region; this needs {size}",
         )
+    used = {name for _, name in ends}
     return tuple(
-        region
+        Region(name=name + suffix, node=node, memory=memory, offset=offset, size=size)
         for node in range(scenario.nodes.count)
-        for region in (
-            Region(name="send", node=node, offset=0, size=size),
-            Region(name="recv", node=node, offset=recv, size=size),
-        )
+        for memory, suffix in (("gpu", ""), ("host", HOST_SUFFIX))
+        for name, offset in (("send", 0), ("recv", recv))
+        if memory == "gpu" or name + suffix in used
     )
 
 
@@ -335,12 +358,14 @@ def _inside(
         entries = [(f"op.{i}", op) for i, op in enumerate(scenario.operations)]
         entries += [(f"workload.{i}", work) for i, work in enumerate(scenario.workloads)]
         for key, entry in entries:
-            target = known.get((entry.peer, entry.remote_region))
+            name = entry.target if isinstance(entry, Workload) else entry.remote_region
+            target = known.get((entry.peer, name))
             if target and target.memory != "gpu":
+                given = "remote_region" if name == entry.remote_region else "remote_memory"
                 raise ConfigError(
-                    f"{key}.remote_region",
-                    target.name,
-                    f"allowed regions in GPU memory on path {proxied[0]}",
+                    f"{key}.{given}",
+                    getattr(entry, given),
+                    f"allowed GPU memory on path {proxied[0]}",
                 )
 
     for index, op in enumerate(scenario.operations):
@@ -358,17 +383,17 @@ def _inside(
             f"workload.{index}",
             work,
             work.node,
-            work.region,
+            work.source,
             work.offset,
-            ends[work.node, work.region] - _LINE,
+            ends[work.node, work.source] - _LINE,
         )
         check(
             f"workload.{index}",
             work,
             work.peer,
-            work.remote_region,
+            work.target,
             work.remote_offset,
-            ends[work.peer, work.remote_region] - _LINE,
+            ends[work.peer, work.target] - _LINE,
         )
 
 

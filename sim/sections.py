@@ -16,6 +16,7 @@ from .schema import check_fields, choice, flag, number, power_of_two, sequence, 
 __all__ = [
     "DATA_BYTES",
     "FOREVER",
+    "HOST_SUFFIX",
     "MAX_MESSAGE_BYTES",
     "CheckConfig",
     "CpuConfig",
@@ -34,6 +35,8 @@ __all__ = [
 #: Bytes of the data area of each memory: the regions lie in it.
 DATA_BYTES = 1 << 35
 MAX_MESSAGE_BYTES = 1 << 30
+#: What the names of the regions in host memory end in, where there is no [[region]].
+HOST_SUFFIX = "_host"
 #: `count` of a fault that never ends.
 FOREVER = -1
 _NS = 1_000_000.0
@@ -88,18 +91,52 @@ class GpuConfig(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CpuConfig(_Checked):
-    """[cpu]: what a host thread costs."""
+    """[cpu]: what a host thread costs, and how its library rings.
+
+    One post of `verbs` takes wqe_ns for each work request of its list, then what post_ns has beyond
+    one wqe_ns (record, fences), then store_issue_ns (the doorbell).
+    """
 
     poll_ns: float = number(
         "Word or CQE committed in host memory to seen by the polling thread.", 0, _NS
     )
     post_ns: float = number(
-        "Building a WQE and pushing it; the last part of a proxy's service time.", 0, _NS
+        "Posting one work request, up to its doorbell; the last part of a proxy's service time.",
+        0,
+        _NS,
+    )
+    wqe_ns: float = number(
+        "The part of post_ns that builds the WQE: each further work request of a list adds it.",
+        0,
+        _NS,
+        20.0,
     )
     store_issue_ns: float = number("A posted store to a device, until the thread goes on.", 0, _NS)
     bf: bool = flag(
-        "Push single WQEs through the BlueFlame register; false: ring an 8-byte doorbell.", True
+        "Push single WQEs through the BlueFlame register; false: ring an 8-byte doorbell "
+        "(MLX5_SHUT_UP_BF=1).",
+        True,
     )
+    prefer_bf: bool = flag(
+        "Push those that are not inline, too (MLX5_POST_SEND_PREFER_BF).", True
+    )
+    uar: str = choice(
+        "Doorbell register: BlueFlame, two halves in turn, or non-cached, 8-byte doorbells only.",
+        "bf",
+        "nc",
+        default="bf",
+    )
+    inline_max_bytes: int = number(
+        "Payload up to this goes inside the WQE (verbs; perftest -I); 0: never.", 0, 972, 0
+    )
+    poll_batch: int = number("CQEs that one poll takes (verbs).", 1, 4096, 16)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.wqe_ns > self.post_ns:
+            raise ConfigError(
+                "wqe_ns", self.wqe_ns, f"allowed up to {self.post_ns:g}, post_ns: it is part of it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +225,9 @@ class CheckConfig(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Region(_Checked):
-    """[[region]]: registered memory. Without any, each node has `send` and `recv` in GPU memory."""
+    """[[region]]: registered memory. Without any, each node has `send` and `recv` in GPU memory,
+    and `send_host` and `recv_host` in host memory where a workload asks for them.
+    """
 
     name: str = text("Name, unique within its node.")
     node: int = number("Node that owns it.", 0, 63)
@@ -227,10 +266,15 @@ class Workload(_Checked):
         "Threads that issue; message i is issued by producer i mod producers.", 1, 4096, 1
     )
     qps: int = number("QPs between the two nodes; producer p uses QP p mod qps.", 1, 1024, 1)
-    window: int = number("Messages that one producer may have outstanding.", 1, 1 << 16, 1)
-    batch: int = number("WQEs per doorbell (gda_minimal).", 1, 1 << 12, 1)
+    window: int = number(
+        "Messages that one producer may have outstanding (perftest -t).", 1, 1 << 16, 1
+    )
+    batch: int = number(
+        "WQEs per doorbell (gda_minimal, verbs: a list of so many, perftest -l).", 1, 1 << 12, 1
+    )
     signaled_every: int = number(
-        "Every n-th message of a producer asks for a CQE, and the last of a batch of several.",
+        "Every n-th message of a producer asks for a CQE (perftest -Q), and the last of a batch of "
+        "several.",
         1,
         1 << 12,
         1,
@@ -246,7 +290,20 @@ class Workload(_Checked):
         0,
     )
     remote_offset: int = number("The same in the remote region.", 0, DATA_BYTES - 1, 0)
-    memory: str = choice("Memory of the payload, where no region is named.", "gpu", default="gpu")
+    memory: str | None = choice(
+        "Memory of the payload, where there is no [[region]]; left out: GPU memory.",
+        None,
+        "gpu",
+        "host",
+        default=None,
+    )
+    remote_memory: str | None = choice(
+        "Memory that is written, where there is no [[region]]; left out: GPU memory.",
+        None,
+        "gpu",
+        "host",
+        default=None,
+    )
     at_ns: float = number("Earliest start.", 0, 1e9, 0.0)
 
     def __post_init__(self) -> None:
@@ -260,6 +317,16 @@ class Workload(_Checked):
                 raise ConfigError(
                     name, getattr(self, name), f"allowed up to {self.window}, the window"
                 )
+
+    @property
+    def source(self) -> str:
+        """Name of the region that is read."""
+        return self.region + HOST_SUFFIX * (self.memory == "host")
+
+    @property
+    def target(self) -> str:
+        """Name of the region that is written."""
+        return self.remote_region + HOST_SUFFIX * (self.remote_memory == "host")
 
 
 @dataclass(frozen=True, kw_only=True)

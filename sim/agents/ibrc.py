@@ -15,6 +15,7 @@ from hw.formats.tlp import MarkKind
 from .. import addresses, wqe
 from .channel import PUT_BYTES, decode_put, encode_put, flag_of
 from .context import Costs, Thread
+from .doorbell import HostRegister
 from .queue import mark
 
 __all__ = ["Channel", "Crew", "GpuSide", "Proxy"]
@@ -203,7 +204,8 @@ class Proxy:
             marks,
             resolve,
         )
-        self._costs, self._proxy, self._bf = Costs(cpu), proxy, cpu.bf
+        self._costs, self._proxy = Costs(cpu), proxy
+        self._registers = {queue: HostRegister(queue, cpu) for queue in queues.values()}
         self._service = cycles(proxy.service_ns)
         self._host = node.memory("host")
         #: Bytes of the channel taken, reported as complete, and acknowledged to `quiet`.
@@ -274,10 +276,7 @@ class Proxy:
         queue.store_record(self.time)
         stamp(EventKind.WQE_WRITTEN, message, self.time, posted, qp=queue.qp)
         stamp(EventKind.PROXY_POSTED, message, self.time, posted, qp=queue.qp)
-        if self._bf:
-            queue.push(raw, self.time)
-        else:
-            queue.ring_last(raw, self.time)
+        self._registers[queue].ring(raw, self.time)
         stamp(EventKind.RING, message, self.time, posted, qp=queue.qp)
         if self._taken - self._reported >= self._proxy.complete_every_bytes:
             self._reported = self._taken

@@ -5,7 +5,7 @@ Indices are 64-bit and never wrap here; the machine sees their low 16 bits.
 
 from collections import deque
 
-from hw.formats.mlx5 import BLOCK_BYTES, UAR_BF_SIZE
+from hw.formats.mlx5 import BLOCK_BYTES
 from hw.formats.tlp import MarkKind
 
 from .. import addresses, wqe
@@ -65,7 +65,6 @@ class SendQueue:
         #: WQEs posted and not known to be done, oldest first.
         self.outstanding = deque()
         self._consumed = 0
-        self._push_half = 0
         self._bytes = node.memory(memory)
         self._sq = addresses.sq_offset(qp, depth)
         self._cq = addresses.cq_offset(qp, cq_depth)
@@ -110,29 +109,13 @@ class SendQueue:
 
     def ring(self, due):
         """Stores the 8-byte doorbell with the next index."""
-        self._doorbell(
-            addresses.uar_register(self.qp), wqe.doorbell(qpn=self.qpn, index=self.posted), due
-        )
+        self.doorbell(0, wqe.doorbell(qpn=self.qpn, index=self.posted), due)
 
-    def push(self, raw, due):
-        """Stores a WQE of one block to the BlueFlame half whose turn it is.
-
-        (More blocks would be several writes here, and a torn push to the NIC.)
-        """
-        if len(raw) != BLOCK_BYTES:
-            raise ValueError(f"push of {len(raw)} bytes: allowed {BLOCK_BYTES}")
-        register = addresses.uar_register(self.qp, self._push_half)
-        self._push_half ^= UAR_BF_SIZE
-        self._doorbell(register, raw, due)
-
-    def ring_last(self, raw, due):
-        """Stores the first 8 bytes of the last WQE as a doorbell, as host verbs do."""
-        self._doorbell(addresses.uar_register(self.qp), raw[:8], due)
-
-    def _doorbell(self, address, data, due):
+    def doorbell(self, offset, data, due):
+        """Stores up to a line at `offset` of the doorbell register."""
         self.node.store(
             self.processor,
-            address,
+            addresses.uar_register(self.qp, offset),
             data,
             due,
             mark(MarkKind.DOORBELL, self.qp, self.posted & 0xFFFF),
@@ -147,13 +130,15 @@ class SendQueue:
         """Whether a completion that was not taken yet is in memory."""
         return bool(self.outstanding) and self._valid(*self._read_entry())
 
-    def completed(self):
-        """Takes all completions that are in memory now; returns the WQEs they cover, oldest first.
+    def completed(self, most=None):
+        """Takes the completions that are in memory now, `most` of them; returns the WQEs that they
+        cover, oldest first.
 
         One in error covers its WQE, too: what it means is judged after the run.
         """
         covered = []
-        while self.outstanding:
+        last = None if most is None else self._consumed + most
+        while self.outstanding and self._consumed != last:
             opcode, owner, counter = self._read_entry()
             if not self._valid(opcode, owner, counter):
                 break
