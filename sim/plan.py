@@ -186,9 +186,7 @@ class _Slots:
 
 def _workload(number: int, group: int, work: Workload, size: int, slots: _Slots) -> list[Message]:
     local, stride = slots.take(work.node, work.source, work.offset, size, work.count)
-    remote, remote_stride = slots.take(
-        work.peer, work.target, work.remote_offset, size, work.count
-    )
+    remote, remote_stride = slots.take(work.peer, work.target, work.remote_offset, size, work.count)
     messages = []
     for index in range(work.count):
         producer, turn = index % work.producers, index // work.producers

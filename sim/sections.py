@@ -117,9 +117,7 @@ class CpuConfig(_Checked):
         "(MLX5_SHUT_UP_BF=1).",
         True,
     )
-    prefer_bf: bool = flag(
-        "Push those that are not inline, too (MLX5_POST_SEND_PREFER_BF).", True
-    )
+    prefer_bf: bool = flag("Push those that are not inline, too (MLX5_POST_SEND_PREFER_BF).", True)
     uar: str = choice(
         "Doorbell register: BlueFlame, two halves in turn, or non-cached, 8-byte doorbells only.",
         "bf",

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 from support_path import execute, puts, segments
 
+from sim.agents.doorbell import pushes
 from sim.closed_form import Idle
+from sim.paths import PATHS
+from sim.plan import wqe_octowords
 
 ROOT = Path(__file__).parent.parent
 #: Hardware segments; the others are software's.
@@ -28,17 +31,28 @@ def closed(loaded, path, size):
     plan = loaded.plan
     message = next(message for message in plan.messages if message.size == size)
     send, receive = plan.region(0, message.region), plan.region(1, message.remote_region)
+    inline = plan.inlined(message, path)
+    octowords = wqe_octowords(size, inline)
     ways = {
         # The record is stored in the cycle of the doorbell, before it.
-        "gda_minimal": {"inline": plan.inlined(message, path), "commands": 1},
+        "gda_minimal": {"inline": inline, "commands": 1},
         # So are the WQE and the record.
         "ibrc": {"pushed": True, "ringer": "host", "rings": "host", "commands": 2},
+        # The fence parts them from the doorbell.
+        "verbs": {
+            "inline": inline,
+            "pushed": pushes(loaded.cpu, count=1, octowords=octowords, inline=inline),
+            "ringer": "host",
+            "rings": "host",
+        },
     }
     found = Idle(loaded.pcie, loaded.memory, loaded.nic, loaded.wire).segments(
         size,
         address=send.offset + message.offset,
         raddr=receive.offset + message.remote_offset,
         blocks=plan.blocks(size, path),
+        source=send.memory,
+        target=receive.memory,
         **ways[path],
     )
     return {name: terms.total for name, terms in found.items() if name in HARDWARE}
@@ -56,6 +70,21 @@ def closed(loaded, path, size):
         ),
         ("ibrc", (8, 64, 512, 4096), ()),
         ("ibrc", (8, 4096), ("nic.mtu_bytes=1024", "wire.hops=3", "memory.gpu_read_ns=611")),
+        ("verbs", (1, 8, 64, 512, 4097), ()),
+        ("verbs", (8, 28, 64, 4096), ("cpu.inline_max_bytes=28", "pcie.host_ns=31")),
+        ("verbs", (8, 4096), ("cpu.inline_max_bytes=28", "cpu.prefer_bf=false")),
+        ("verbs", (8, 100, 300), ("cpu.inline_max_bytes=220", "cpu.bf=false")),
+        (
+            "verbs",
+            (8, 9000),
+            (
+                'cpu.uar="nc"',
+                'workload.0.memory="host"',
+                'workload.0.remote_memory="host"',
+                "memory.host_read_ns=311",
+                "memory.host_commit_ns=77",
+            ),
+        ),
     ],
 )
 def test_hardware_segments_equal_their_closed_forms(path, sizes, sets, tmp_path):
@@ -68,7 +97,7 @@ def test_hardware_segments_equal_their_closed_forms(path, sizes, sets, tmp_path)
     assert measured == {size: closed(loaded, path, size) for size in sizes}
 
 
-@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+@pytest.mark.parametrize("path", PATHS)
 def test_segments_add_up_to_the_latency(path, tmp_path):
     _, done = execute(puts(path, (8, 4096)), tmp_path / "run")
     for group in done.result["paths"][path]["groups"]:

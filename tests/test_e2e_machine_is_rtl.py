@@ -9,6 +9,7 @@ from support_path import HEAD, execute, puts, segments
 
 from hw.formats.events import EventKind
 from sim import launch, run, trace
+from sim.paths import PATHS
 
 ROOT = Path(__file__).parent.parent
 BUSY = (
@@ -30,7 +31,7 @@ def log_hash(done, path):
     return trace.load(done.directory / "events.npz")[path].sha256
 
 
-@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+@pytest.mark.parametrize("path", PATHS)
 def test_replay_without_python_gives_the_same_log(path, tmp_path):
     loaded, done = execute(BUSY.format(path=path), tmp_path / "run", record=True)
     assert done.result["verdict"] == "pass"
@@ -56,7 +57,7 @@ def test_a_changed_stimulus_changes_the_log(tmp_path):
     assert replayed["event_log_sha256"] != log_hash(done, "gda_minimal")
 
 
-@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+@pytest.mark.parametrize("path", PATHS)
 def test_idle_skipping_changes_nothing(path, tmp_path):
     hashes, evaluated = [], []
     for skip in (True, False):
@@ -78,7 +79,7 @@ def test_agents_reach_only_their_own_node(tmp_path):
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not names & {"machine", "_machine", "Machine", "ctypes"}, file
         assert not any("machine" in (module or "") for module in modules), file
-    for path in ("gda_minimal", "ibrc"):
+    for path in PATHS:
         _, done = execute(puts(path, (8, 4096), count=4), tmp_path / path)
         log = trace.load(done.directory / "events.npz")[path]
         commits = log.of(EventKind.COMMIT)

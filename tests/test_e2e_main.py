@@ -1,4 +1,4 @@
-"""The main job and every kind of write, on the whole machine, both software paths."""
+"""The main job and every kind of write, on the whole machine, all software paths."""
 
 import hashlib
 import json
@@ -15,11 +15,13 @@ from hw.formats.tlp import BAR_SHIFT, MarkKind, Port, TlpClass
 from sim import addresses, image
 from sim.closed_form import completion_tlps, packets, read_tlps, write_tlps
 from sim.names import COUNTERS
+from sim.paths import PATHS
 from sim.result import validate
 from sim.scenario import load
 from sim.timeline import LANDMARKS
 
 BOTH = ("gda_minimal", "ibrc")
+ALL = tuple(PATHS)
 MAIN = SCENARIOS / "main-job.toml"
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -182,6 +184,28 @@ def puts(**changes):
 
 
 VARIANTS = {
+    "host verbs: lists, moderated": {
+        "paths": ("verbs",),
+        "cpu": {"inline_max_bytes": 64, "poll_batch": 2},
+        "nic": {"sq_depth": 8, "cq_depth": 8, "mtu_bytes": 1024},
+        "workload": [puts(window=8, count=48, batch=3, signaled_every=4, producers=3)],
+    },
+    "host verbs: one at a time, unsignalled": {
+        "paths": ("verbs",),
+        "cpu": {"inline_max_bytes": 972, "prefer_bf": False},
+        "nic": {"sq_depth": 64, "cq_depth": 64},
+        "workload": [puts(window=8, count=160, signaled_every=4, qps=1)],
+    },
+    "host verbs: a register without BlueFlame": {
+        "paths": ("verbs",),
+        "cpu": {"uar": "nc"},
+        "nic": {"sq_depth": 4, "cq_depth": 4, "fetch_blocks": 1},
+        "workload": [
+            puts(memory="host", remote_memory="host", count=16),
+            puts(memory="host", size=[900], node=1, peer=0, count=16),
+            puts(size=[900], count=16),
+        ],
+    },
     "odd places": {"workload": [puts(), puts(node=1, peer=0, offset=62, remote_offset=33)]},
     "tiny rings, CQ of CQEs, small packets": {
         "gpu": {"inline_max_bytes": 0},
@@ -225,7 +249,7 @@ VARIANTS = {
         "workload": [puts(count=4, producers=1, qps=1)],
     },
     "payload in host memory": {
-        "paths": ("gda_minimal",),
+        "paths": ("gda_minimal", "verbs"),
         "region": [
             {"name": "a", "node": 0, "memory": "host", "offset": 0, "size": 1 << 20},
             {"name": "b", "node": 1, "memory": "host", "offset": 4096, "size": 1 << 20},
@@ -244,7 +268,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_write_variants(tmp_path, name):
-    found = run(toml(**{"paths": BOTH} | VARIANTS[name]), tmp_path).must_pass()
+    found = run(toml(**{"paths": ALL} | VARIANTS[name]), tmp_path).must_pass()
     for path in found.scenario.paths:
         used = blocks_of_queues(found, path)
         if "sq_depth" in VARIANTS[name].get("nic", {}):
@@ -291,9 +315,9 @@ def test_explicit_operations_of_a_qp_act_in_order(tmp_path):
         }
         for index, size in enumerate([5000, 8, 4097, 28, 29, 300, 1, 2, 4096, 64, 65, 900])
     ]  # fmt: skip
-    found = run(toml(paths=BOTH, op=ops, nic={"sq_depth": 4, "mtu_bytes": 512}), tmp_path)
+    found = run(toml(paths=ALL, op=ops, nic={"sq_depth": 4, "mtu_bytes": 512}), tmp_path)
     found.must_pass()
-    for path in BOTH:
+    for path in ALL:
         rows = found.table(path)
         for qp in range(3):
             landed = [float(row["at_landed_ns"]) for row in rows if int(row["qp"]) == qp]
@@ -454,16 +478,45 @@ def test_ibrc_acts_as_its_flow_says(tmp_path, push):
     assert counters["tlp_gpu_up_read"] >= 1
 
 
+def test_verbs_act_as_their_flow_says(tmp_path):
+    """Pushed or rung; with its WQE, its payload, both or neither to be read."""
+    for push, inline in ((True, True), (True, False), (False, True), (False, False)):
+        found = run(
+            single("verbs", cpu={"bf": push, "inline_max_bytes": 28 * inline}), tmp_path
+        ).must_pass()
+        log, s = found.logs["verbs"], found.scenario
+        (row,) = found.table("verbs")
+        at = {n: float(row[f"at_{n}_ns"]) for n in ("issue", "wqe_written", "ring", "seen")}
+        assert at["wqe_written"] - at["issue"] == s.cpu.wqe_ns
+        assert at["ring"] - at["issue"] == s.cpu.post_ns
+        (wqe,) = commits(log, MarkKind.WQE)
+        send, done = commits(log, MarkKind.RECORD)
+        (cqe,) = commits(log, MarkKind.CQE)
+        # All in host memory, in this order; WQE and record are visible before the ring leaves.
+        assert wqe[1:4] == (1, addresses.sq_offset(0, 1024), 64)
+        assert send[1:4] == (1, addresses.record_offset(0) + 4, 4)
+        assert cqe[1:4] == (1, addresses.cq_offset(0, 1024), 64)
+        assert done[1:4] == (1, addresses.record_offset(0) + addresses.CQ_RECORD, 4)
+        assert wqe[0] < send[0] <= at["ring"] < cqe[0] < done[0]
+        assert at["seen"] - cqe[0] == s.cpu.poll_ns
+        assert log.of(EventKind.FETCHED)["pushed"].tolist() == [int(push)]
+        counters = found.result["paths"]["verbs"]["counters"]
+        assert counters["tlp_nic_up_read"] == (not push) + (not inline)
+        assert counters["tlp_host_up_posted"] == 1
+        assert counters["tlp_gpu_up_posted"] == counters["tlp_gpu_up_read"] == 0
+        assert counters["tlp_gpu_up_completion"] == (not inline)
+
+
 def test_each_operation_is_issued_at_its_time(tmp_path):
-    """On both paths, within a burst, and with a pause longer than the watchdog."""
+    """On all paths, within a burst, and with a pause longer than the watchdog."""
     starts = (0, 0, 50_000, 900_000)
     ops = [
         {"size": 8, "producer": number % 2, "at_ns": at, "offset": 64 * number}
         | {"remote_offset": 64 * number}
         for number, at in enumerate(starts)
     ]
-    found = run(toml(paths=list(BOTH), op=ops), tmp_path).must_pass()
-    for path in BOTH:
+    found = run(toml(paths=list(ALL), op=ops), tmp_path).must_pass()
+    for path in ALL:
         issues = found.logs[path].of(EventKind.ISSUE)
         issued = dict(zip(issues["message"].tolist(), issues["cycle"].tolist(), strict=True))
         assert [0 <= issued[n] - at < 5000 for n, at in enumerate(starts)] == [True] * 4

@@ -3,6 +3,8 @@
 import pytest
 from support_path import HEAD, execute
 
+from sim.paths import PATHS
+
 FAST = """
 [gpu]
 issue_ns = 20
@@ -45,7 +47,7 @@ def test_pushes_do_not_wait_for_payload_behind_them(tmp_path):
     assert counters["drop_push_not_used"] > 0 < counters["wqes_pushed"]
 
 
-@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+@pytest.mark.parametrize("path", PATHS)
 def test_smallest_credits_tags_and_queues_both_ways(path, tmp_path):
     tables = f"""{FAST}
 inline_max_bytes = 28
@@ -88,7 +90,7 @@ remote_offset = 115
     assert done.result["verdict"] == "pass"
 
 
-@pytest.mark.parametrize("path", ["gda_minimal", "ibrc"])
+@pytest.mark.parametrize("path", PATHS)
 def test_indices_and_psns_wrap(path, tmp_path):
     """16-bit block indices, 24-bit PSNs, the send queue and the completion queue, in one run."""
     tables = """

@@ -205,6 +205,32 @@ def test_ceilings_are_closed_forms_and_the_nearest_is_the_limiter():
     assert limiter(0.0, {}) == "latency"
 
 
+def test_ceilings_of_host_verbs():
+    sets = ['paths=["verbs"]', "expect=[]", "workload.0.window=16", "workload.0.batch=4"]
+
+    def of(*more, group=0):
+        scenario = loads(SCENARIO, overrides=[*sets, *more])
+        return ceilings(scenario, "verbs", scenario.plan.groups[group])
+
+    rate = 454.8e3 / 8
+    lists = of("cpu.inline_max_bytes=28", "workload.0.signaled_every=4")
+    assert lists["cpu_post"] == pytest.approx(1000 / (20 + 55 / 4))
+    # To the NIC: a ring and a completion's head for four WQEs. The payload is in them.
+    assert lists["pcie_nic"] == lists["pcie_host"] == pytest.approx(rate / (32 / 4 + 64 + 20 / 4))
+    assert "pcie_gpu" not in lists and "gpu_issue" not in lists
+    singles = of("workload.0.batch=1", group=1)
+    assert singles["cpu_post"] == pytest.approx(1000 / 75)
+    assert singles["pcie_nic"] == pytest.approx(rate / (88 + 84))
+    assert singles["pcie_host"] == pytest.approx(rate / 88)
+    assert singles["pcie_gpu"] == pytest.approx(rate / 84)
+    # From host memory, both ways are the host's.
+    host = of("workload.0.batch=1", 'workload.0.memory="host"', group=1)
+    assert host["pcie_host"] == host["pcie_nic"] == singles["pcie_nic"]
+    # Fences wait for stores.
+    assert of("memory.host_store_ns=1000")["cpu_post"] == pytest.approx(1000 / (20 + 1000 / 4))
+    assert set(lists) | set(singles) <= set(LIMITERS)
+
+
 def test_job_files_survive_a_round_trip(tmp_path):
     queue = QueueState(node=1, qp=2, posted=5, rung=4, completed=3)
     status = Status(

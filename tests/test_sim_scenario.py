@@ -362,7 +362,7 @@ def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads,
 
 
 def test_paths_are_those_the_agents_serve():
-    assert set(PATHS) == {"gda_minimal", "ibrc"}
+    assert set(PATHS) == {"gda_minimal", "ibrc", "verbs"}
 
 
 def test_operations_of_all_sizes_are_one_phase_in_the_order_of_the_file():

@@ -21,20 +21,21 @@ BF, DOORBELL = 64, 8
 
 def writes():
     """Vectors of RDMA WRITEs of one run of bytes, without immediate data."""
-    found = []
-    for vector in load_vectors()["rdma_core_mlx5_post_send"]["vectors"]:
-        params = vector["params"]
-        if vector["name"].startswith("rdma_write_") and "len" in params and "imm_host" not in params:
-            found.append(vector)
-    return found
+    return [
+        vector
+        for vector in load_vectors()["rdma_core_mlx5_post_send"]["vectors"]
+        if vector["name"].startswith("rdma_write_")
+        and "len" in vector["params"]
+        and "imm_host" not in vector["params"]
+    ]
 
 
-def put_of(vector, number=0, **changes):
+def put_of(vector, number=0):
     params = vector["params"]
     size = params["len"]
     inline = bytes((7 * i + 3) & 255 for i in range(size)) if params.get("inline") else None
-    keys = {name: int(params[name], 16) for name in ("laddr", "lkey", "raddr", "rkey")}
-    return Put(number, size, inline, bool(params["signaled"]), **keys | changes)
+    places = [int(params[name], 16) for name in ("laddr", "lkey", "raddr", "rkey")]
+    return Put(number, size, inline, bool(params["signaled"]), True, 0.0, *places)
 
 
 def same(vector, got, name="wqe"):

@@ -171,6 +171,5 @@ class HostThread:
             return False
         count, blocks = thread.batches[0]
         return (
-            thread.outstanding + count <= thread.window
-            and blocks <= self._shared.queue.free_blocks
+            thread.outstanding + count <= thread.window and blocks <= self._shared.queue.free_blocks
         )
