@@ -415,6 +415,17 @@ def _depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
                         getattr(work, key),
                         f"allowed up to {depth // blocks}: sq_depth is {depth}, WQEs take {blocks}",
                     )
+            # Unsignalled WQEs of all producers of a QP must leave room for one that is signalled.
+            sharing = -(-work.producers // work.qps)
+            most = (depth // blocks - 1) // sharing + 1
+            loose = work.batch == 1 and not PATHS[path].signals_all
+            if loose and work.signaled_every > most:
+                raise ConfigError(
+                    f"workload.{index}.signaled_every",
+                    work.signaled_every,
+                    f"allowed up to {most}: {sharing} producers share a queue of {depth} blocks, "
+                    f"WQEs take {blocks}",
+                )
     most = max(
         (
             blocks_of(size, path)

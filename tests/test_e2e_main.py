@@ -193,7 +193,7 @@ VARIANTS = {
     "host verbs: one at a time, unsignalled": {
         "paths": ("verbs",),
         "cpu": {"inline_max_bytes": 972, "prefer_bf": False},
-        "nic": {"sq_depth": 64, "cq_depth": 64},
+        "nic": {"sq_depth": 256, "cq_depth": 256},
         "workload": [puts(window=8, count=160, signaled_every=4, qps=1)],
     },
     "host verbs: a register without BlueFlame": {
@@ -202,7 +202,7 @@ VARIANTS = {
         "nic": {"sq_depth": 4, "cq_depth": 4, "fetch_blocks": 1},
         "workload": [
             puts(memory="host", remote_memory="host", count=16),
-            puts(memory="host", size=[900], node=1, peer=0, count=16),
+            puts(memory="host", size=[900], node=1, peer=0, count=24),
             puts(size=[900], count=16),
         ],
     },
