@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 _TABLE, _TABLE_END = "<!-- main-job table -->", "<!-- end of table -->"
 #: Modules of hw/formats in the order in which a message meets them.
-MODULES = ("command", "mlx5", "op", "dma", "tlp", "roce", "context", "events")
+MODULES = ("command", "mlx5", "op", "dma", "tlp", "roce", "ethernet", "context", "events")
 _HEAD = "<!-- Printed by `make docs`; edit the source instead. -->"
 
 #: Unit of a key by how its name ends; the longest that fits counts.

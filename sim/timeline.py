@@ -25,7 +25,7 @@ import numpy as np
 
 from hw.config import CLOCK_MHZ
 from hw.formats.events import EventKind
-from hw.formats.roce import RoceOpcode
+from hw.formats.roce import RESPONSES, RoceOpcode
 from hw.formats.tlp import MarkKind
 
 from .names import LANDMARKS
@@ -49,7 +49,7 @@ ABSENT = -1
 MESSAGE_FIELDS = ("message", "node", "peer", "qp", "wqe_index", "size", "signaled")
 NS_PER_CYCLE = 1000 / CLOCK_MHZ
 
-REQUEST_OPCODES = tuple(opcode.value for opcode in RoceOpcode if opcode is not RoceOpcode.ACK)
+REQUEST_OPCODES = tuple(opcode.value for opcode in RoceOpcode if opcode not in RESPONSES)
 _FIRST = (RoceOpcode.WRITE_FIRST.value, RoceOpcode.WRITE_ONLY.value)
 _LAST = (RoceOpcode.WRITE_LAST.value, RoceOpcode.WRITE_ONLY.value)
 _SOFTWARE = {

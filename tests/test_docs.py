@@ -99,6 +99,7 @@ def test_links_and_paths_of_a_page_lead_somewhere(page):
 
 #: Arguments of a block's constructor by their name in the table.
 ARGUMENTS = {
+    "sources": 3,
     "structure": Structure(qps=2),
     "number": 0,
     "slots": 4,

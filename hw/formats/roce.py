@@ -8,20 +8,57 @@ from amaranth.lib import data, enum
 
 from .layout import network, size
 
-__all__ = ["ACK_SYNDROME", "Aeth", "Bth", "Extended", "Reth", "RoceOpcode", "WireBeat"]
+__all__ = [
+    "ACK_SYNDROME",
+    "EXTENSIONS",
+    "RESPONSES",
+    "Aeth",
+    "AtomicAckEth",
+    "AtomicEth",
+    "Bth",
+    "Deth",
+    "Extended",
+    "Ieth",
+    "ImmDt",
+    "Reth",
+    "RoceOpcode",
+    "WireBeat",
+]
 
 #: AETH syndrome of a plain ACK with unlimited credits.
 ACK_SYNDROME = 0x1F
 
 
 class RoceOpcode(enum.Enum, shape=8):
-    """RC opcodes."""
+    """Opcodes of the reliable connection, and the two of other services that captures hold."""
 
+    SEND_FIRST = 0x00
+    SEND_MIDDLE = 0x01
+    SEND_LAST = 0x02
+    SEND_LAST_IMM = 0x03
+    SEND_ONLY = 0x04
+    SEND_ONLY_IMM = 0x05
     WRITE_FIRST = 0x06
     WRITE_MIDDLE = 0x07
     WRITE_LAST = 0x08
+    WRITE_LAST_IMM = 0x09
     WRITE_ONLY = 0x0A
+    WRITE_ONLY_IMM = 0x0B
+    READ_REQUEST = 0x0C
+    READ_RESPONSE_FIRST = 0x0D
+    READ_RESPONSE_MIDDLE = 0x0E
+    READ_RESPONSE_LAST = 0x0F
+    READ_RESPONSE_ONLY = 0x10
     ACK = 0x11
+    ATOMIC_ACK = 0x12
+    COMPARE_SWAP = 0x13
+    FETCH_ADD = 0x14
+    SEND_LAST_INV = 0x16
+    SEND_ONLY_INV = 0x17
+    #: Unreliable datagram, of which connection managers make use.
+    UD_SEND_ONLY = 0x64
+    #: Congestion notification.
+    CNP = 0x81
 
 
 @network
@@ -68,6 +105,94 @@ class Aeth:
 
 
 assert size(Aeth) == 4
+
+
+@network
+class AtomicEth:
+    """Atomic extended header."""
+
+    va: 64
+    rkey: 32
+    #: Value to swap in, or to add.
+    swap_add: 64
+    compare: 64
+
+
+assert size(AtomicEth) == 28
+
+
+@network
+class AtomicAckEth:
+    """What an atomic found."""
+
+    original: 64
+
+
+assert size(AtomicAckEth) == 8
+
+
+@network
+class ImmDt:
+    """Immediate data."""
+
+    immediate: 32
+
+
+assert size(ImmDt) == 4
+
+
+@network
+class Ieth:
+    """Key that a SEND invalidates."""
+
+    rkey: 32
+
+
+assert size(Ieth) == 4
+
+
+@network
+class Deth:
+    """Datagram extended header."""
+
+    qkey: 32
+    _0: 8
+    source_qp: 24
+
+
+assert size(Deth) == 8
+
+#: Opcode to the headers between BTH and payload, in order; an opcode that is not here has none.
+EXTENSIONS = {
+    RoceOpcode.SEND_LAST_IMM: (ImmDt,),
+    RoceOpcode.SEND_ONLY_IMM: (ImmDt,),
+    RoceOpcode.WRITE_FIRST: (Reth,),
+    RoceOpcode.WRITE_LAST_IMM: (ImmDt,),
+    RoceOpcode.WRITE_ONLY: (Reth,),
+    RoceOpcode.WRITE_ONLY_IMM: (Reth, ImmDt),
+    RoceOpcode.READ_REQUEST: (Reth,),
+    RoceOpcode.READ_RESPONSE_FIRST: (Aeth,),
+    RoceOpcode.READ_RESPONSE_LAST: (Aeth,),
+    RoceOpcode.READ_RESPONSE_ONLY: (Aeth,),
+    RoceOpcode.ACK: (Aeth,),
+    RoceOpcode.ATOMIC_ACK: (Aeth, AtomicAckEth),
+    RoceOpcode.COMPARE_SWAP: (AtomicEth,),
+    RoceOpcode.FETCH_ADD: (AtomicEth,),
+    RoceOpcode.SEND_LAST_INV: (Ieth,),
+    RoceOpcode.SEND_ONLY_INV: (Ieth,),
+    RoceOpcode.UD_SEND_ONLY: (Deth,),
+}
+#: What a responder sends; every other opcode of the reliable connection is a request.
+RESPONSES = frozenset(
+    {
+        RoceOpcode.READ_RESPONSE_FIRST,
+        RoceOpcode.READ_RESPONSE_MIDDLE,
+        RoceOpcode.READ_RESPONSE_LAST,
+        RoceOpcode.READ_RESPONSE_ONLY,
+        RoceOpcode.ACK,
+        RoceOpcode.ATOMIC_ACK,
+    }
+)
 
 #: The extended header of a packet: `Reth`, or `Aeth` in its low 32 bits, or nothing.
 Extended = unsigned(128)
