@@ -295,9 +295,8 @@ class Idle:
         """
         pcie = self.pcie
         bell = (
-            _beats(0, 64 * blocks, pcie.mps_bytes, pcie.mwr_overhead_bytes)
-            if pushed
-            else [pcie.mwr_overhead_bytes + 8]
+            # A write of its own for each block.
+            [pcie.mwr_overhead_bytes + LINE] * blocks if pushed else [pcie.mwr_overhead_bytes + 8]
         )
         found = {
             "ring_seen": self._fixed("store", *["command"] * commands)

@@ -13,6 +13,7 @@ import pytest
 from support_run import CONTRACT_FILES, SCENARIOS, bellwire, command, environment, run, toml
 
 from sim import trace
+from sim.paths import PATHS
 
 BOTH = ("gda_minimal", "ibrc")
 LOST = SCENARIOS / "lost-acks.toml"
@@ -27,7 +28,7 @@ def cpu_seconds():
 
 
 @pytest.mark.parametrize("packet", ["ack", "request"])
-@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("path", PATHS)
 def test_lost_packets_end_in_a_report_that_names_the_queue(tmp_path, path, packet):
     drops = {"ack": 1, "request": 0}
     before = cpu_seconds()
@@ -45,7 +46,8 @@ def test_lost_packets_end_in_a_report_that_names_the_queue(tmp_path, path, packe
     hang, (violation,) = result["hang"], result["violations"]
     events = len(trace.load(tmp_path / "run" / "events.npz")[path])
     assert hang["path"] == path and len(hang["last_events"]) == min(events, 50)
-    if packet == "ack":
+    if packet == "ack" and path in BOTH:
+        # The report keeps the last of them. (Host verbs push: fewer events.)
         assert events > 50
     assert {(queue["node"], queue["qp"]) for queue in hang["queues"]} == {(0, 0), (0, 1)}
     assert (violation["node"], violation["qp"]) in {(0, 0), (0, 1)}
@@ -84,7 +86,7 @@ def test_shipped_scenario_finds_two_hangs_and_nothing_else(tmp_path):
     assert not any("expect" in failure for failure in found.result["failures"])
 
 
-@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("path", PATHS)
 def test_one_lost_ack_is_made_good_by_the_next(tmp_path, path):
     """An ACK covers all before it: nothing is lost but time."""
     text = toml(
