@@ -4,6 +4,7 @@ declarations.
 
 import difflib
 import inspect
+import re
 import typing
 from dataclasses import MISSING, fields
 from functools import cache
@@ -145,9 +146,14 @@ def presets_text() -> str:
 
 
 def explain_text(key: str) -> str:
-    """What one key, or all keys of one table, mean and hold; raises `BadInput`."""
+    """What one key, or all keys of one table, mean and hold; raises `BadInput`.
+
+    An environment variable of another library finds the key that stands for it.
+    """
     known = {f"{table}.{name}": doc for table, keys in _sections() for name, doc in keys}
     wanted = [full for full in known if key in (full, full.split(".")[0], full.split(".")[1])]
+    if key.isupper():
+        wanted += [full for full, doc in known.items() if key in re.findall(r"\w+", doc)]
     if not wanted:
         near = difflib.get_close_matches(key, [*known, *(full.split(".")[1] for full in known)], 3)
         hint = f"did you mean {', '.join(near)}? " if near else ""

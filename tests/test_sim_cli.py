@@ -251,6 +251,16 @@ def test_presets_explain_and_schema_speak(capsys):
     assert "links.wire.utilization" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("MLX5_SHUT_UP_BF", "cpu.bf"), ("MLX5_POST_SEND_PREFER_BF", "cpu.prefer_bf")],
+)
+def test_explain_knows_what_users_call_a_key(capsys, name, key):
+    assert cli.main(["explain", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{key}: ")
+    assert cli.main(["explain", name[:-1]]) == 2
+
+
 def test_explain_of_an_unknown_key_is_bad_input(capsys):
     assert cli.main(["explain", "txns"]) == 2
     assert 'explain: KEY = "txns": unknown key; did you mean tx_ns' in capsys.readouterr().err
