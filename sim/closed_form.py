@@ -305,7 +305,7 @@ class Idle:
             + self._fixed("doorbell", "ring")
         }
         if pushed:
-            found["fetched"] = self._fixed("push", "intake")
+            found["fetched"] = self._fixed("push", "intake") + Terms([("blocks", blocks - 1)])
         else:
             found["fetch_req"] = self._fixed("fetch")
             found["fetched"] = (
