@@ -7,16 +7,17 @@ from amaranth.lib.wiring import In, Out
 from .config import NicTiming
 from .formats.context import RxContext, Table
 from .formats.dma import WriteRequest
-from .formats.events import Dropped, DropReason, EventKind
-from .formats.roce import ACK_SYNDROME, Aeth, Reth, RoceOpcode, WireBeat
+from .formats.events import Dropped, EventKind
+from .formats.roce import ACK_SYNDROME, Aeth, AethClass, NakCode, Reth, RoceOpcode, WireBeat
 from .formats.tlp import ADDRESS_BITS, MarkKind
 from .lib.align import Line, Realigner
 from .lib.delay import NOW_BITS, DelayLine
 from .lib.stream import Queue, connect, skid
 from .lib.trace import Probe
+from .packet_checker import PacketChecker, Verdict
 from .qp_context import ConfigPort, ContextPort
 
-__all__ = ["PacketChecker", "Responder"]
+__all__ = ["Responder"]
 
 #: ACKs that may wait for the transmit delay.
 _ACKS = 1024
@@ -31,104 +32,35 @@ class _RxState(data.Struct):
     #: Where the message's next byte goes; valid within a message.
     address: ADDRESS_BITS
     in_message: 1
+    #: The gap before the expected packet was reported.
+    reported: 1
+    #: A packet was refused; nothing more is served.
+    failed: 1
 
 
 class _Ack(data.Struct):
-    """An ACK on its way to the wire."""
+    """An ACK or NAK on its way to the wire."""
 
     peer_qpn: 24
     peer_node: 8
     psn: 24
     msn: 24
+    syndrome: 8
 
 
-class PacketChecker(wiring.Component):
-    """Judges a packet by its first beat.
-
-    Parameters
-    ----------
-    none
-
-    Members
-    -------
-    beat : In(WireBeat)
-        First beat of the packet.
-    context : In(RxContext)
-    expected_psn, in_message : In
-        State of its connection.
-    good : Out(1)
-        The packet is to be executed. If not, `reason` says why: first of unknown QP, unknown
-        opcode, wrong PSN, and (as PACKET_OPCODE) wrong place in a message or wrong length for the
-        opcode.
-    reason : Out(DropReason)
-    starts, ends : Out(1)
-        It is the first, the last packet of its message.
-
-    Timing
-    ------
-    Combinational.
-    """
-
-    def __init__(self):
-        super().__init__(
-            {
-                "beat": In(WireBeat),
-                "context": In(RxContext),
-                "expected_psn": In(24),
-                "in_message": In(1),
-                "good": Out(1),
-                "reason": Out(DropReason, init=DropReason.PACKET_UNKNOWN_QP),
-                "starts": Out(1),
-                "ends": Out(1),
-            }
-        )
-
-    def elaborate(self, platform):
-        m = Module()
-        bth, length = self.beat.bth, self.beat.length
-        known, known_opcode, fits = Signal(), Signal(), Signal()
-        mtu = Signal(16)
-        m.d.comb += [
-            known.eq(self.context.valid & (self.context.qpn == bth.dest_qp)),
-            mtu.eq(1 << self.context.mtu_log2),
-        ]
-        with m.Switch(bth.opcode):
-            with m.Case(RoceOpcode.WRITE_FIRST):
-                m.d.comb += [known_opcode.eq(1), self.starts.eq(1), fits.eq(length == mtu)]
-            with m.Case(RoceOpcode.WRITE_MIDDLE):
-                m.d.comb += [known_opcode.eq(1), fits.eq(length == mtu)]
-            with m.Case(RoceOpcode.WRITE_LAST):
-                m.d.comb += [
-                    known_opcode.eq(1),
-                    self.ends.eq(1),
-                    fits.eq((length != 0) & (length <= mtu)),
-                ]
-            with m.Case(RoceOpcode.WRITE_ONLY):
-                m.d.comb += [
-                    known_opcode.eq(1),
-                    self.starts.eq(1),
-                    self.ends.eq(1),
-                    fits.eq(length <= mtu),
-                ]
-
-        with m.If(~known):
-            m.d.comb += self.reason.eq(DropReason.PACKET_UNKNOWN_QP)
-        with m.Elif(~known_opcode):
-            m.d.comb += self.reason.eq(DropReason.PACKET_OPCODE)
-        with m.Elif(bth.psn != self.expected_psn):
-            m.d.comb += self.reason.eq(DropReason.PACKET_PSN)
-        with m.Elif((self.starts == self.in_message) | ~fits):
-            m.d.comb += self.reason.eq(DropReason.PACKET_OPCODE)
-        with m.Else():
-            m.d.comb += self.good.eq(1)
-        return m
+def _nak(code):
+    """AETH syndrome of a NAK."""
+    return AethClass.NAK.value << 5 | code.value
 
 
 class Responder(wiring.Component):
     """Executes RDMA WRITE packets in PSN order and acknowledges those that ask for it.
 
-    A packet that is not good is dropped whole and changes nothing. (No NAK and no second ACK for a
-    duplicate: the wire is lossless; recovery is a later capability.)
+    Any other packet writes nothing. A duplicate that asks for an ACK gets one for all that was
+    executed. The first packet behind a gap is answered with a sequence NAK of the expected PSN, the
+    others until that one has come with nothing. A packet that does not fit its message is refused
+    with an invalid-request NAK; from then on the connection serves nothing until it gets a new
+    context.
 
     Parameters
     ----------
@@ -140,10 +72,11 @@ class Responder(wiring.Component):
     packets : In(stream of `WireBeat`)
         Requests, after the receive delay. Beats of a packet add up to its `length`.
     config : In(ConfigPort)
-        Table.RX sets expected PSN and MSN and leaves any message. It takes the cycle.
+        Table.RX sets expected PSN and MSN, leaves any message and ends a failure. It takes the
+        cycle.
     rx : Out(ContextPort(RxContext))
     acks : Out(stream of `WireBeat`)
-        One beat each, with the AETH in `ext[0:32]`.
+        One beat each, with the AETH in `ext[0:32]`; NAKs among them.
     writes : Out(stream of `WriteRequest`)
         One per packet with payload: where it goes; the mark holds its PSN.
     lines : Out(stream of `Line`)
@@ -154,15 +87,17 @@ class Responder(wiring.Component):
     now : In
     quiet, due : Out
     on_dropped : Out(Probe)
-        PACKET_UNKNOWN_QP, PACKET_OPCODE, PACKET_PSN; `qp` is the low bits of the QPN, `info` the
-        PSN in bits 23:0 and the opcode in 31:24.
+        Of each packet that is not executed: PACKET_UNKNOWN_QP, PACKET_OPCODE, PACKET_PSN,
+        PACKET_DUPLICATE, PACKET_QP_ERROR; `qp` is the low bits of the QPN, `info` the PSN in bits
+        23:0 and the opcode in 31:24.
 
     Timing
     ------
     First beat accepted at t: its first full or only line and its WriteRequest are valid at t +
     2. ACK: last line of the packet buffered at s (s = t + 1 for the last beat accepted at t,
-    one more if the bytes spill into one more line; for an empty packet t + 1): valid at s + 1 +
-    max(1, tx). One beat per cycle; a packet whose bytes spill into one more line takes one
+    one more if the bytes spill into one more line; for the first beat of a packet that is
+    empty or not executed t + 1): valid at s + 1 + max(1, tx). One beat per cycle; a packet
+    whose bytes spill into one more line takes one
     cycle more. 1024 ACKs may wait: beyond them packets wait.
     """
 
@@ -220,7 +155,8 @@ class Responder(wiring.Component):
             checker.context.eq(self.rx.data),
             checker.expected_psn.eq(state.expected_psn),
             checker.in_message.eq(state.in_message),
-            good.eq(Mux(beat.first, checker.good, executing)),
+            checker.failed.eq(state.failed),
+            good.eq(Mux(beat.first, checker.verdict == Verdict.EXECUTE, executing)),
             configuring.eq(self.config.valid & (self.config.payload.table == Table.RX)),
         ]
 
@@ -229,21 +165,31 @@ class Responder(wiring.Component):
         reth = data.View(Reth, beat.ext)
         address = Signal(ADDRESS_BITS)
         ack, ack_wanted, ack_pending = Signal(_Ack), Signal(), Signal()
-        empty, starts, blocked = Signal(), Signal(), Signal()
+        empty, starts, blocked, answers = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             address.eq(Mux(checker.starts, reth.va, state.address)),
             empty.eq(beat.first & (beat.length == 0)),
+            answers.eq(
+                beat.first
+                & (
+                    ((checker.verdict == Verdict.DUPLICATE) & beat.bth.ack_request)
+                    | ((checker.verdict == Verdict.AHEAD) & ~state.reported)
+                    | (checker.verdict == Verdict.INVALID)
+                )
+            ),
             blocked.eq(
                 beat.first
                 & (
                     configuring
                     | ~requests.i.ready
                     | (ack_pending & ~delay.i.ready)
-                    | (empty & ~realigner.empty)
+                    | ((empty | answers) & ~realigner.empty)
                 )
             ),
             realigner.i.valid.eq(held & good & ~blocked & ~empty),
-            taken.eq(held & Mux(good, ~blocked & (empty | realigner.i.ready), 1)),
+            taken.eq(
+                held & Mux(good, ~blocked & (empty | realigner.i.ready), ~(answers & blocked))
+            ),
             starts.eq(taken & good & beat.first),
         ]
         with m.If(taken):
@@ -275,6 +221,13 @@ class Responder(wiring.Component):
                 write.data.address.eq(address + beat.length),
                 write.data.in_message.eq(~checker.ends),
             ]
+            with m.If(taken & answers):
+                m.d.comb += [
+                    write.en.eq(1),
+                    write.data.eq(state),
+                    write.data.reported.eq(state.reported | (checker.verdict == Verdict.AHEAD)),
+                    write.data.failed.eq(checker.verdict == Verdict.INVALID),
+                ]
 
         # Payload to the DMA engine.
         m.d.comb += [
@@ -297,26 +250,41 @@ class Responder(wiring.Component):
         connect(m, realigner.o, buffer.i)
         connect(m, buffer.o, self.lines)
 
-        # The ACK starts when the packet's last line has been handed over.
+        # The ACK starts when the packet's last line has been handed over; what is not executed is
+        # answered at once.
         done = Signal()
         m.d.comb += [
             done.eq(
                 (starts & empty)
+                | (taken & answers)
                 | (realigner.o.valid & realigner.o.ready & realigner.o.payload.last)
             ),
             delay.i.valid.eq(ack_pending),
             delay.i.payload.eq(ack),
         ]
-        with m.If(starts):
+        with m.If(starts | (taken & answers)):
             m.d.sync += [
                 ack.peer_qpn.eq(self.rx.data.peer_qpn),
                 ack.peer_node.eq(self.rx.data.peer_node),
                 ack.psn.eq(beat.bth.psn),
-                ack.msn.eq(msn),
+                ack.msn.eq(Mux(starts, msn, state.msn)),
+                ack.syndrome.eq(ACK_SYNDROME),
                 ack_wanted.eq(beat.bth.ack_request),
             ]
+            with m.Switch(checker.verdict):
+                with m.Case(Verdict.DUPLICATE):
+                    m.d.sync += ack.psn.eq(state.expected_psn - 1)
+                with m.Case(Verdict.AHEAD):
+                    m.d.sync += [
+                        ack.psn.eq(state.expected_psn),
+                        ack.syndrome.eq(_nak(NakCode.SEQUENCE)),
+                    ]
+                with m.Case(Verdict.INVALID):
+                    m.d.sync += ack.syndrome.eq(_nak(NakCode.INVALID_REQUEST))
         with m.If(done):
-            m.d.sync += ack_pending.eq(Mux(starts, beat.bth.ack_request, ack_wanted))
+            m.d.sync += ack_pending.eq(
+                Mux(starts, beat.bth.ack_request, (taken & answers) | ack_wanted)
+            )
         with m.Elif(delay.i.ready):
             m.d.sync += ack_pending.eq(0)
 
@@ -324,7 +292,7 @@ class Responder(wiring.Component):
         m.d.comb += [
             delay.now.eq(self.now),
             delay.latency.eq(self.timing.tx),
-            aeth.syndrome.eq(ACK_SYNDROME),
+            aeth.syndrome.eq(delay.o.payload.syndrome),
             aeth.msn.eq(delay.o.payload.msn),
             self.acks.valid.eq(delay.o.valid),
             delay.o.ready.eq(self.acks.ready),

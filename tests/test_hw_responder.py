@@ -44,10 +44,22 @@ def contexts_of(qps=4, psn=0, msn=0):
 def ref_responder(packets, contexts):
     """(writes with their bytes, ACK beats, (reason, qp) of drops) of a list of packets."""
     state = {
-        qp: {"psn": c["expected_psn"], "msn": c["start_msn"], "inside": False, "va": 0}
+        qp: {
+            "psn": c["expected_psn"],
+            "msn": c["start_msn"],
+            "inside": False,
+            "va": 0,
+            "reported": False,
+            "failed": False,
+        }
         for qp, c in contexts.items()
     }
     writes, acks, drops = [], [], []
+
+    def answer(context, psn, msn, syndrome=0x1F):
+        ends = {"dest_qp": context["peer_qpn"], "dest": context["peer_node"]}
+        acks.append(normal(ack_beat(psn, msn=msn, syndrome=syndrome, **ends)))
+
     for packet in packets:
         head = packet[0]
         bth, length = head["bth"], head["length"]
@@ -61,12 +73,23 @@ def ref_responder(packets, contexts):
             reason = DropReason.PACKET_UNKNOWN_QP
         elif not (starts or ends or opcode == RoceOpcode.WRITE_MIDDLE):
             reason = DropReason.PACKET_OPCODE
+        elif s["failed"]:
+            reason = DropReason.PACKET_QP_ERROR
+        elif (bth["psn"] - s["psn"]) & (1 << 23):
+            reason = DropReason.PACKET_DUPLICATE
+            if bth["ack_request"]:
+                answer(context, s["psn"] - 1, s["msn"])
         elif bth["psn"] != s["psn"]:
             reason = DropReason.PACKET_PSN
+            if not s["reported"]:
+                answer(context, s["psn"], s["msn"], 0x60)
+            s["reported"] = True
         elif starts == s["inside"] or (
             length != MTU if not ends else length > MTU or (not starts and length == 0)
         ):
             reason = DropReason.PACKET_OPCODE
+            answer(context, s["psn"], s["msn"], 0x61)
+            s["failed"] = True
         if reason:
             drops.append((reason.value, bth["dest_qp"]))
             continue
@@ -89,18 +112,10 @@ def ref_responder(packets, contexts):
             msn=(s["msn"] + ends) & PSN_MASK,
             inside=not ends,
             va=va + length,
+            reported=False,
         )
         if bth["ack_request"]:
-            acks.append(
-                normal(
-                    ack_beat(
-                        bth["psn"],
-                        dest_qp=context["peer_qpn"],
-                        dest=context["peer_node"],
-                        msn=s["msn"],
-                    )
-                )
-            )
+            answer(context, bth["psn"], s["msn"])
     return writes, acks, drops
 
 
@@ -287,43 +302,125 @@ def test_ack_fields():
     assert (ack["first"], ack["last"], ack["count"], ack["length"], ack["dest"]) == (1, 1, 0, 0, 3)
 
 
-def test_bad_packets_are_dropped_and_change_nothing():
+FIRST = {"opcode": RoceOpcode.WRITE_FIRST, "length": MTU, "ack": 0}
+MIDDLE = {"opcode": RoceOpcode.WRITE_MIDDLE, "length": MTU, "ack": 0}
+LAST = {"opcode": RoceOpcode.WRITE_LAST}
+#: Packets that do not fit where they stand, with the good ones before them.
+MISFITS = {
+    "middle of none": [only(0, **MIDDLE)],
+    "last of none": [only(0, **LAST)],
+    "only, too long": [only(0, MTU + 1)],
+    "first, too short": [only(0, opcode=RoceOpcode.WRITE_FIRST, length=MTU - 64)],
+    "first, empty": [only(0, opcode=RoceOpcode.WRITE_FIRST, length=0)],
+    "only within a message": [only(0, **FIRST), only(1, 8)],
+    "first within a message": [only(0, **FIRST), only(1, **FIRST)],
+    "middle, too short": [only(0, **FIRST), only(1, opcode=RoceOpcode.WRITE_MIDDLE, length=64)],
+    "last, empty": [only(0, **FIRST), only(1, opcode=RoceOpcode.WRITE_LAST, length=0)],
+    "last, too long": [only(0, **FIRST), only(1, opcode=RoceOpcode.WRITE_LAST, length=MTU + 64)],
+}
+
+
+def syndromes(run):
+    return [(ack["bth"]["psn"], unpack(Aeth, ack["ext"])["syndrome"]) for ack in run.acks.words]
+
+
+def test_packets_for_nobody_are_dropped_and_change_nothing():
     contexts = contexts_of(2)
-    first = {"opcode": RoceOpcode.WRITE_FIRST, "length": MTU, "ack": 0}
-    middle = {"opcode": RoceOpcode.WRITE_MIDDLE, "length": MTU, "ack": 0}
-    last = {"opcode": RoceOpcode.WRITE_LAST}
     packets = [
         only(0, qpn=0x600),
         only(0, qpn=0x502),
         only(0, qpn=0x504, length=200),  # unknown QPs
-        only(1),
-        only(PSN_MASK, length=130),
-        only(1 << 23),  # wrong PSN
-        only(0, opcode=0x04, length=100),
-        only(0, opcode=RoceOpcode.ACK, length=0),  # not a WRITE
-        only(0, **middle),
-        only(0, **last),  # no message begun
-        only(0, MTU + 1),
-        only(0, opcode=RoceOpcode.WRITE_FIRST, length=MTU - 64),
-        only(0, opcode=RoceOpcode.WRITE_FIRST, length=0),
-        only(0, **first),  # good
-        only(1, 8),
-        only(1, **first),
-        only(1, opcode=RoceOpcode.WRITE_MIDDLE, length=64),
-        only(1, opcode=RoceOpcode.WRITE_LAST, length=0),
-        only(1, opcode=RoceOpcode.WRITE_LAST, length=MTU + 64),
-        only(0, **first),
-        only(1, **middle),
-        only(2, length=MTU, **last),  # good
-        only(2, length=MTU, **last),
-        only(3, 0),  # duplicate; good
-        only(11, qp=1),  # good
+        only(0, opcode=0x64, length=100),
+        only(0, opcode=RoceOpcode.ACK, length=0),  # no request
+        only(0, **FIRST),
+        only(0, opcode=0x64, length=100),
+        only(1, length=MTU, **LAST),
+        only(11, qp=1),
     ]
     run = Run(packets, contexts, stall=0.3, idle=0.2)
     run.check()
-    assert len(run.drops) == 13 + 6 + 1 and len(run.written) == 4 and len(run.acks.items) == 3
-    assert [unpack(Aeth, ack["ext"])["msn"] for ack in run.acks.words] == [1, 2, 1]
-    assert run.bench.of("on_dropped")[3]["info"] == 0x0A000001
+    assert len(run.drops) == 6 and len(run.written) == 3 and len(run.acks.items) == 2
+    assert run.bench.of("on_dropped")[3]["info"] == 0x64000000
+
+
+@pytest.mark.parametrize("packets", MISFITS.values(), ids=MISFITS)
+def test_a_misfit_is_refused_and_its_connection_serves_nothing_more(packets):
+    after = [only(i, qp=0) for i in range(3)] + [only(11, qp=1)]
+    run = Run(packets + after, contexts_of(2), stall=0.3, idle=0.2)
+    run.check()
+    place = len(packets) - 1
+    assert syndromes(run) == [(place, 0x61), (11, 0x1F)]
+    assert run.drops[0][0] == DropReason.PACKET_OPCODE.value
+    assert {reason for reason, _ in run.drops[1:]} == {DropReason.PACKET_QP_ERROR.value}
+
+
+def test_a_gap_is_reported_once_until_the_missing_packet_comes():
+    packets = [only(0), only(2), only(3, 100), only(4, 0), only(1), only(3), only(2), only(3)]
+    run = Run(packets, contexts_of(1), stall=0.3)
+    run.check()
+    assert syndromes(run) == [
+        (0, 0x1F),
+        (1, 0x60),
+        (1, 0x1F),
+        (2, 0x60),
+        (2, 0x1F),
+        (3, 0x1F),
+    ]
+    assert len(run.written) == 4
+
+
+def test_a_duplicate_is_acknowledged_again_and_not_written():
+    contexts = contexts_of(1, psn=PSN_MASK)
+    packets = [only(PSN_MASK), only(0), only(1), only(PSN_MASK, 200), only(0, ack=0), only(1, 0)]
+    run = Run(packets, contexts, stall=0.5)
+    run.check()
+    assert syndromes(run) == [(PSN_MASK, 0x1F), (0, 0x1F), (1, 0x1F), (1, 0x1F), (1, 0x1F)]
+    assert [unpack(Aeth, ack["ext"])["msn"] for ack in run.acks.words] == [1, 2, 3, 3, 3]
+    assert len(run.written) == 3
+
+
+@pytest.mark.parametrize(
+    "distance,reason",
+    [
+        (1, "PACKET_PSN"),
+        ((1 << 23) - 1, "PACKET_PSN"),
+        (1 << 23, "PACKET_DUPLICATE"),
+        (PSN_MASK, "PACKET_DUPLICATE"),
+    ],
+)
+@pytest.mark.parametrize("psn", [0, 5, 1 << 23, PSN_MASK])
+def test_half_of_all_psns_lies_ahead(psn, distance, reason):
+    run = Run([only(psn + distance)], contexts_of(1, psn=psn))
+    run.check()
+    assert run.drops == [(DropReason[reason].value, 0x500)]
+
+
+def damaged(seed, packets):
+    """Packets as a bad network delivers them: lost, twice, late."""
+    rng = random.Random(seed)
+    for _ in range(len(packets) // 3):
+        at = rng.randrange(len(packets))
+        match rng.randrange(3):
+            case 0:
+                del packets[at]
+            case 1:
+                packets.insert(at, packets[rng.randrange(len(packets))])
+            case 2:
+                packets.insert(rng.randrange(len(packets)), packets.pop(at))
+    return packets
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_answers_to_a_bad_network_match_reference(seed):
+    contexts = contexts_of(psn=0xFFFFF0, msn=0xFFFFFE)
+    packets = messages(seed, 20, contexts)
+    # All of them once more at the end, as after timeouts.
+    packets = damaged(seed, list(packets)) + packets
+    run = Run(packets, contexts, idle=0.2 * (seed % 3), stall=0.3 * (seed % 2), seed=seed)
+    run.check()
+    assert {0x1F, 0x60} <= {syndrome for _, syndrome in syndromes(run)}
+    reasons = {DropReason.PACKET_PSN.value, DropReason.PACKET_DUPLICATE.value}
+    assert {reason for reason, _ in run.drops} == reasons
 
 
 def test_a_dropped_packet_does_not_disturb_the_line_that_is_being_written():
@@ -336,6 +433,14 @@ def test_a_dropped_packet_does_not_disturb_the_line_that_is_being_written():
         only(2, 60, va=0x2000_0000_1030),
     ]
     Run(packets, contexts, stall=0.8).check()
+
+
+def test_a_new_context_ends_a_failure():
+    contexts = contexts_of(1)
+    again = {0: {**contexts[0], "expected_psn": 77}}
+    configs = [(60, item) for _, item in context_writes(Table.RX, RxContext, again)]
+    run = Run([only(0, **LAST), only(77)], contexts, starts=[10, 70], configs=configs)
+    assert syndromes(run) == [(0, 0x61), (77, 0x1F)]
 
 
 def test_a_new_context_starts_afresh():

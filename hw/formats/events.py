@@ -73,7 +73,9 @@ class DropReason(enum.Enum, shape=8):
     #: Packet dropped by a fault slot.
     WIRE_FAULT = 5
     PACKET_UNKNOWN_QP = 6
+    #: A request behind a gap: an earlier one is missing.
     PACKET_PSN = 7
+    #: An opcode that is not served, or one out of place in its message, or with a wrong length.
     PACKET_OPCODE = 8
     #: ACK for nothing that is outstanding.
     ACK_UNEXPECTED = 9
@@ -85,6 +87,10 @@ class DropReason(enum.Enum, shape=8):
     DMA_LEDGER = 11
     #: A later piece of a push that came in several writes: its WQE is fetched. Not an error.
     PUSH_PIECE = 12
+    #: A request that was executed before; it is acknowledged again. Not an error.
+    PACKET_DUPLICATE = 24
+    #: A request for a QP that refused an earlier one.
+    PACKET_QP_ERROR = 25
 
 
 class StallCause(enum.Enum, shape=8):

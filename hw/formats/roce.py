@@ -13,6 +13,7 @@ __all__ = [
     "EXTENSIONS",
     "RESPONSES",
     "Aeth",
+    "AethClass",
     "AtomicAckEth",
     "AtomicEth",
     "Bth",
@@ -20,6 +21,7 @@ __all__ = [
     "Extended",
     "Ieth",
     "ImmDt",
+    "NakCode",
     "Reth",
     "RoceOpcode",
     "WireBeat",
@@ -27,6 +29,24 @@ __all__ = [
 
 #: AETH syndrome of a plain ACK with unlimited credits.
 ACK_SYNDROME = 0x1F
+
+
+class AethClass(enum.Enum, shape=3):
+    """Bits 7:5 of a syndrome."""
+
+    ACK = 0
+    #: Receiver not ready; bits 4:0 are the timer code.
+    RNR = 1
+    NAK = 3
+
+
+class NakCode(enum.Enum, shape=5):
+    """Bits 4:0 of the syndrome of a NAK."""
+
+    SEQUENCE = 0
+    INVALID_REQUEST = 1
+    REMOTE_ACCESS = 2
+    REMOTE_OPERATION = 3
 
 
 class RoceOpcode(enum.Enum, shape=8):
