@@ -38,7 +38,7 @@ def measured(scenario, sets, folder):
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
     folder = tmp_path_factory.mktemp("v3")
-    return {cell: measured(*CELLS[cell][:2], folder) for cell in CELLS}
+    return {cell: measured(text, sets, folder) for cell, (text, sets, _) in CELLS.items()}
 
 
 def test_v3_is_what_the_page_says(cells):
