@@ -14,7 +14,7 @@ from hw.config import cycles
 from hw.formats.events import EventKind
 
 from . import addresses, connect, image, reference
-from .agents import gda_minimal, ibrc, verbs
+from .agents import gda_minimal, ibgda, ibrc, verbs
 from .job import (
     EVENTS_FILE,
     MESSAGE_COLUMNS,
@@ -30,7 +30,12 @@ from .scenario import load
 from .site import Site
 
 #: Path to the class that makes its agents.
-CREWS = {"gda_minimal": gda_minimal.Crew, "ibrc": ibrc.Crew, "verbs": verbs.Crew}
+CREWS = {
+    "gda_minimal": gda_minimal.Crew,
+    "ibgda": ibgda.Crew,
+    "ibrc": ibrc.Crew,
+    "verbs": verbs.Crew,
+}
 #: Cycles between two looks at the clock on the wall.
 _LOOK = 50_000
 #: Events that do not show that work goes on: a poll over PCIe makes them for ever.
@@ -164,7 +169,7 @@ class Bench:
                     site.blocks(message),
                     message.size,
                     int(self.plan.inlined(message, site.path.name)),
-                    int(message.signaled or site.path.signals_all),
+                    int(posted.signaled if posted else message.signaled),
                     int(bool(posted and posted.next_index <= site.queues[message.node, qp].done)),
                 )
             )

@@ -68,13 +68,16 @@ def configuration(scenario, path):
 
 
 def prepare(machine, scenario, path):
-    """Fills completion rings with ones, as software does, before cycle 0."""
+    """Fills completion rings with ones, as software does, before cycle 0. The entry of a collapsed
+    one says that the last block before the first is done.
+    """
     entries, memory = PATHS[path].cq_entries(scenario), PATHS[path].memory
+    ring = bytearray(b"\xff" * 64 * entries)
+    if entries == 1:
+        ring[60:62] = (scenario.queues.start_index - 1 & 0xFFFF).to_bytes(2, "big")
     for connection in scenario.plan.connections:
         for node, index in (
             (connection.a, connection.a_context),
             (connection.b, connection.b_context),
         ):
-            machine.preload(
-                node, memory, addresses.cq_offset(index, entries), b"\xff" * 64 * entries
-            )
+            machine.preload(node, memory, addresses.cq_offset(index, entries), bytes(ring))

@@ -6,6 +6,7 @@ The limiter is the ceiling that the measured rate comes closest to, if it reache
 """
 
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 from .agents.doorbell import pushes
@@ -33,11 +34,10 @@ def wire_bytes(s: "Scenario", size: int) -> int:
 def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     """Bytes per message on the busier direction of each device's link, at the node that issues."""
     size, pcie = group.size, s.pcie
-    work = group.workload
     inline = size <= s.plan.inline_max[path]
-    batch = work.batch if work and PATHS[path].batches else 1
+    batch = _per_ring(s, path, group)
     wqe = _LINE * s.plan.blocks(size, path)
-    cqe = pcie.mwr_overhead_bytes + _LINE
+    cqe = (pcie.mwr_overhead_bytes + _LINE) / _lanes(path, group)
     reads = 0 if inline else sum(read_tlps(pcie, 0, size))
     payload = 0 if inline else sum(completion_tlps(pcie, 0, size))
     if not PATHS[path].proxied and PATHS[path].processor == "cpu":
@@ -98,39 +98,75 @@ def _batch(group: Group) -> tuple[int, int]:
     return work.batch, every if work.batch == 1 else min(every, work.batch)
 
 
+def _lanes(path: str, group: Group) -> int:
+    """Messages that threads of a path put with one reservation, one CQE and, at most, one ring."""
+    work = group.workload
+    return 32 if PATHS[path].reserves and work and work.full_warps else 1
+
+
+def _per_ring(s: "Scenario", path: str, group: Group) -> int:
+    """Most messages that one doorbell covers."""
+    work = group.workload
+    if PATHS[path].reserves:
+        return max(_lanes(path, group), s.gpu.num_requests_in_batch)
+    return work.batch if work and PATHS[path].batches else 1
+
+
+def _posting(s: "Scenario", path: str, group: Group) -> tuple[str, float]:
+    """Who issues, and the highest rate of all of them."""
+    gpu, cpu, work = s.gpu, s.cpu, group.workload
+    producers, qps = (work.producers, work.qps_used) if work else (1, 1)
+    batch = _per_ring(s, path, group)
+    # Threads of one QP take turns.
+    poster, posters = "gpu_issue", qps
+    if PATHS[path].reserves:
+        return poster, _shared_mops(s, path, group, qps)
+    if PATHS[path].proxied:
+        words = _REQUEST_BYTES // _WORD
+        thread_ns = s.proxy.gpu_issue_ns + gpu.fence_gpu_ns + words * gpu.store_issue_ns
+        posters = producers
+    elif PATHS[path].processor == "cpu":
+        fence_ns = max(cpu.post_ns - cpu.wqe_ns, s.memory.host_store_ns)
+        thread_ns = cpu.wqe_ns + (fence_ns + cpu.store_issue_ns) / batch
+        poster = "cpu_post"
+    else:
+        extra = (group.size - 1) // 16 if group.size <= s.plan.inline_max[path] else 0
+        thread_ns = gpu.issue_ns + extra * gpu.inline_copy_ns_per_16b
+        thread_ns += (gpu.fence_gpu_ns + gpu.store_issue_ns) / batch
+    return poster, posters * 1000 / thread_ns if thread_ns else inf
+
+
+def _shared_mops(s: "Scenario", path: str, group: Group, qps: int) -> float:
+    """The same of threads that share queues: all of them, each on its own; and those that ring, who
+    take turns.
+    """
+    gpu, work = s.gpu, group.workload
+    lanes = _lanes(path, group)
+    warps = -(-work.producers // lanes) if work else 1
+    wide = gpu.nvshmem_scope_ns if work and work.scope != "thread" else 0
+    # Reserve, write, publish; who does not ring is through then.
+    put = gpu.nvshmem_call_ns + gpu.nvshmem_api_ns + wide + gpu.issue_ns + gpu.fence_gpu_ns
+    put += 2 * gpu.atomic_ns + gpu.load_ns
+    # With the lock: maximum, fence, record, fence, doorbell.
+    ring = gpu.atomic_ns + 2 * gpu.fence_gpu_ns + gpu.store_issue_ns
+    return min(
+        1000 * warps * lanes / put if put else inf,
+        1000 * qps * _per_ring(s, path, group) / ring if ring else inf,
+    )
+
+
 def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     """Highest rate (millions of messages per second) that each limiter of `names.LIMITERS` but
     `latency` allows this group.
     """
     work = group.workload
-    producers, qps = (work.producers, min(work.qps, work.producers)) if work else (1, 1)
-    batch = work.batch if work else 1
-    extra = (group.size - 1) // 16 if group.size <= s.plan.inline_max[path] else 0
+    qps = work.qps_used if work else 1
     limits: dict[str, float] = {}
-    poster = "gpu_issue"
-    if PATHS[path].processor == "cpu" and not PATHS[path].proxied:
-        fence_ns = max(s.cpu.post_ns - s.cpu.wqe_ns, s.memory.host_store_ns)
-        thread_ns = s.cpu.wqe_ns + (fence_ns + s.cpu.store_issue_ns) / batch
-        poster, posters = "cpu_post", qps
-    elif not PATHS[path].proxied:
-        thread_ns = (
-            s.gpu.issue_ns
-            + extra * s.gpu.inline_copy_ns_per_16b
-            + (s.gpu.fence_gpu_ns + s.gpu.store_issue_ns) / batch
-        )
-        # Threads of one QP take turns.
-        posters = qps
-    else:
-        thread_ns = (
-            s.proxy.gpu_issue_ns
-            + s.gpu.fence_gpu_ns
-            + _REQUEST_BYTES // _WORD * s.gpu.store_issue_ns
-        )
-        posters = producers
-        if s.proxy.service_ns:
-            limits["proxy_service"] = 1000 / s.proxy.service_ns
-    if thread_ns:
-        limits[poster] = posters * 1000 / thread_ns
+    if PATHS[path].proxied and s.proxy.service_ns:
+        limits["proxy_service"] = 1000 / s.proxy.service_ns
+    poster, issue = _posting(s, path, group)
+    if issue < inf:
+        limits[poster] = issue
     if s.nic.total_mops:
         limits["nic_total_rate"] = s.nic.total_mops
     if s.nic.qp_mops:

@@ -27,8 +27,12 @@ class Path:
     gathers: bool = False
     #: Follows the workload's `batch`: WQEs per doorbell.
     batches: bool = False
-    #: Asks for a CQE with every WQE, whatever the workload says.
-    signals_all: bool = False
+    #: Decides itself which WQEs ask for a CQE, whatever the workload says.
+    own_signals: bool = False
+    #: Who may be a producer (`workload.scope`).
+    scopes: tuple[str, ...] = ("thread",)
+    #: Threads reserve blocks of shared queues, 32 at once where a full warp acts as one.
+    reserves: bool = False
 
     @property
     def memory(self) -> str:
@@ -55,7 +59,14 @@ PATHS: dict[str, Path] = {
     path.name: path
     for path in (
         Path(name="gda_minimal", processor="gpu", inlines=True, gathers=True, batches=True),
-        Path(name="ibrc", processor="cpu", proxied=True, signals_all=True),
+        Path(
+            name="ibgda",
+            processor="gpu",
+            scopes=("thread", "warp", "block"),
+            reserves=True,
+            own_signals=True,
+        ),
+        Path(name="ibrc", processor="cpu", proxied=True, own_signals=True),
         Path(name="verbs", processor="cpu", inlines=True, batches=True),
     )
 }

@@ -199,7 +199,7 @@ def _workload(number: int, group: int, work: Workload, size: int, slots: _Slots)
                 work.node,
                 work.peer,
                 producer,
-                producer % work.qps,
+                work.group(producer) % work.qps,
                 size,
                 work.source,
                 local + index * stride,
@@ -395,6 +395,51 @@ def _inside(
         )
 
 
+def _abilities(scenario: "Scenario") -> None:
+    """Every path can do what the work asks for."""
+    for index, work in enumerate(scenario.workloads):
+        for path in map(PATHS.get, scenario.paths):
+            assert path
+            if work.scope not in path.scopes:
+                raise ConfigError(
+                    f"workload.{index}.scope",
+                    work.scope,
+                    f"allowed {', '.join(map(show, path.scopes))} on path {path.name}",
+                )
+            if path.reserves and work.full_warps and work.qps > 1 and work.qp_by == "producer":
+                raise ConfigError(
+                    f"workload.{index}.qp_by",
+                    work.qp_by,
+                    f'allowed "warp" or "cta" on path {path.name}, where 32 threads act as one',
+                )
+    reserving = next((name for name in scenario.paths if PATHS[name].reserves), None)
+    if reserving and scenario.queues.cq != "collapsed":
+        raise ConfigError("nic.cq", scenario.queues.cq, f'allowed "collapsed" on path {reserving}')
+
+
+def _reservations(scenario: "Scenario") -> None:
+    """Nobody who waits for free blocks holds back the doorbell of what fills them."""
+    if not any(PATHS[path].reserves for path in scenario.paths):
+        return
+    threads = {(op.node, op.peer, op.producer) for op in scenario.operations}
+    warps = any(work.full_warps for work in scenario.workloads) or len(threads) >= 32
+    most, depth = 32 if warps else 1, scenario.queues.sq_depth
+    if most > depth:
+        raise ConfigError(
+            "nic.sq_depth", depth, f"allowed at least {most}, what a warp reserves at once"
+        )
+    # Rung is at least what was published up to the last multiple of a batch; whoever reserves
+    # waits for blocks that lie `depth` below the end of his own.
+    batch = scenario.gpu.num_requests_in_batch
+    if most + batch - 1 > depth:
+        raise ConfigError(
+            "gpu.num_requests_in_batch",
+            batch,
+            f"allowed up to {depth - most + 1}: sq_depth is {depth}, up to {most} are reserved at "
+            "once, and a full queue must have been rung",
+        )
+
+
 def _depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
     """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is
     smaller than a request.
@@ -418,7 +463,7 @@ def _depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
             # Unsignalled WQEs of all producers of a QP must leave room for one that is signalled.
             sharing = -(-work.producers // work.qps)
             most = (depth // blocks - 1) // sharing + 1
-            loose = work.batch == 1 and not PATHS[path].signals_all
+            loose = work.batch == 1 and not PATHS[path].own_signals
             if loose and work.signaled_every > most:
                 raise ConfigError(
                     f"workload.{index}.signaled_every",
@@ -466,6 +511,8 @@ def make_plan(scenario: "Scenario") -> Plan:
         scenario,
         lambda size, path: wqe_blocks(size, size <= inline_max[path], segments[path]),
     )
+    _abilities(scenario)
+    _reservations(scenario)
     connections = _connections(scenario)
     slots = _Slots(scenario.operations)
     messages: list[Message] = []

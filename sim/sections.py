@@ -56,10 +56,12 @@ class NodesConfig(_Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConfig(_Checked):
-    """[gpu]: what a posting and polling GPU thread costs.
+    """[gpu]: what posting and polling GPU threads cost.
 
     One put of `gda_minimal` takes issue_ns + inline copy, then fence_gpu_ns, then store_issue_ns
-    (the doorbell); the record's store is part of issue_ns.
+    (the doorbell); the record's store is part of issue_ns. One of `ibgda` that rings at once takes
+    nvshmem_call_ns + nvshmem_api_ns, issue_ns, 3 x fence_gpu_ns, 4 x atomic_ns (reserve, publish,
+    lock, maximum), load_ns (has more been reserved?) and store_issue_ns.
     """
 
     issue_ns: float = number(
@@ -75,6 +77,30 @@ class GpuConfig(_Checked):
         "A posted store to another device, until the thread goes on.", 0, _NS
     )
     poll_ns: float = number("CQE committed in GPU memory to seen by the polling thread.", 0, _NS)
+    fence_sys_ns: float = number(
+        "What ordering at system scope adds, where the payload is in host memory (ibgda).", 0, _NS
+    )
+    atomic_ns: float = number(
+        "An atomic at GPU scope on the GPU's own memory, until it returns (ibgda).", 0, _NS
+    )
+    load_ns: float = number(
+        "A load of the GPU's own memory past its first cache, until it returns (ibgda).", 0, _NS
+    )
+    nvshmem_call_ns: float = number(
+        "Software of one put before it reserves blocks: checks, choice of the QP, keys (ibgda).",
+        0,
+        _NS,
+    )
+    nvshmem_api_ns: float = number(
+        "What the public call adds to the internal one (ibgda); 0: the internal one.", 0, _NS
+    )
+    nvshmem_scope_ns: float = number("What warp or block scope adds to a put (ibgda).", 0, _NS)
+    num_requests_in_batch: int = power_of_two(
+        "Blocks per doorbell where many threads post: NVSHMEM_IBGDA_NUM_REQUESTS_IN_BATCH (ibgda).",
+        1,
+        32768,
+        32,
+    )
     inline_max_bytes: int = number(
         "Payload up to this goes inside the WQE (gda_minimal); 0: never.", 0, 972, 28
     )
@@ -85,7 +111,7 @@ class GpuConfig(_Checked):
         1,
     )
     queues: str = choice(
-        "Memory of send and completion queues of gda_minimal.", "gpu", default="gpu"
+        "Memory of send and completion queues of GPU-initiated paths.", "gpu", default="gpu"
     )
 
 
@@ -177,7 +203,7 @@ class QueueConfig(_Checked):
 
     sq_depth: int = power_of_two("Blocks of 64 bytes in a send queue.", 2, 32768, 1024)
     cq: str = choice(
-        "One CQE rewritten in place, or a ring (gda_minimal; a host always has a ring).",
+        "One CQE rewritten in place, or a ring (gda_minimal; ibgda has one CQE, a host a ring).",
         "collapsed",
         "ring",
         default="collapsed",
@@ -257,13 +283,27 @@ class Workload(_Checked):
     """
 
     kind: str = choice("What is done.", "put")
-    scope: str = choice("Who acts as one producer.", "thread", default="thread")
+    scope: str = choice(
+        "Who acts as one producer: a thread, a warp or a block (CTA). All but thread: ibgda.",
+        "thread",
+        "warp",
+        "block",
+        default="thread",
+    )
     size: tuple[int, ...] = sequence("Bytes per message.", 1, MAX_MESSAGE_BYTES, (1, 64))
     count: int = number("Messages per size, of all producers together.", 1, 1 << 24)
     producers: int = number(
-        "Threads that issue; message i is issued by producer i mod producers.", 1, 4096, 1
+        "Producers that issue; message i is issued by producer i mod producers.", 1, 65536, 1
     )
-    qps: int = number("QPs between the two nodes; producer p uses QP p mod qps.", 1, 1024, 1)
+    qps: int = number("QPs between the two nodes.", 1, 1024, 1)
+    qp_by: str = choice(
+        "What takes the QPs in turn: each producer, warp of 32 threads, or CTA of cta_threads.",
+        "producer",
+        "warp",
+        "cta",
+        default="producer",
+    )
+    cta_threads: int = number("Threads of a CTA (block), for qp_by.", 32, 1024, 1024)
     window: int = number(
         "Messages that one producer may have outstanding (perftest -t).", 1, 1 << 16, 1
     )
@@ -272,7 +312,7 @@ class Workload(_Checked):
     )
     signaled_every: int = number(
         "Every n-th message of a producer asks for a CQE (perftest -Q), and the last of a batch of "
-        "several.",
+        "several (gda_minimal, verbs).",
         1,
         1 << 12,
         1,
@@ -315,6 +355,24 @@ class Workload(_Checked):
                 raise ConfigError(
                     name, getattr(self, name), f"allowed up to {self.window}, the window"
                 )
+        if self.cta_threads % 32:
+            raise ConfigError("cta_threads", self.cta_threads, "allowed multiples of 32")
+
+    def group(self, producer: int) -> int:
+        """Which of those that take the QPs in turn a producer belongs to."""
+        threads = {"thread": 1, "warp": 32, "block": self.cta_threads}[self.scope]
+        size = {"producer": threads, "warp": 32, "cta": self.cta_threads}[self.qp_by]
+        return producer * threads // size
+
+    @property
+    def qps_used(self) -> int:
+        """QPs that are posted to."""
+        return min(self.qps, self.group(self.producers - 1) + 1)
+
+    @property
+    def full_warps(self) -> bool:
+        """Whether there are 32 threads of a warp, which act as one on some paths."""
+        return self.scope == "thread" and self.producers >= 32
 
     @property
     def source(self) -> str:

@@ -83,6 +83,10 @@ class Site:
             payload = self.node(message.node).memory(memory)[at : at + message.size].tobytes()
         return source, lkey, target, rkey, payload
 
+    def source_memory(self, message):
+        """Memory that holds a message's payload."""
+        return self._regions[message.node, message.region][2]
+
     def request(self, message):
         """What a GPU thread asks its proxy for."""
         source, *_ = self._place(message.node, message.region, message.offset)

@@ -45,6 +45,8 @@ def closed(loaded, path, size):
             "ringer": "host",
             "rings": "host",
         },
+        # There is a fence between record and doorbell.
+        "ibgda": {"inline": inline},
     }
     found = Idle(loaded.pcie, loaded.memory, loaded.nic, loaded.wire).segments(
         size,
@@ -68,6 +70,8 @@ def closed(loaded, path, size):
             (8, 4096),
             ("pcie.nic_gbps=200", "pcie.mps_bytes=128", "pcie.mrrs_bytes=4096", "wire.gbps=97.5"),
         ),
+        ("ibgda", (1, 8, 64, 65, 4096, 10000), ()),
+        ("ibgda", (8, 4096), ("nic.mtu_bytes=1024", "pcie.gpu_ns=77", "memory.gpu_store_ns=900")),
         ("ibrc", (8, 64, 512, 4096), ()),
         ("ibrc", (8, 4096), ("nic.mtu_bytes=1024", "wire.hops=3", "memory.gpu_read_ns=611")),
         ("verbs", (1, 8, 64, 512, 4097), ()),

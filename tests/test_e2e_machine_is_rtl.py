@@ -124,6 +124,25 @@ MOVES = {
 }
 
 
+#: The software of `ibgda`: reserve; publish, lock, maximum; tell of what was polled.
+SHARED = {
+    "gpu.atomic_ns": {"wqe_written": 1, "ring": 3, "seen": 1},
+    "gpu.load_ns": {"ring": 1, "seen": 1},
+    "gpu.fence_gpu_ns": {"ring": 3},
+    "gpu.issue_ns": {"wqe_written": 1},
+    "gpu.nvshmem_call_ns": {"wqe_written": 1},
+    "gpu.nvshmem_api_ns": {"wqe_written": 1},
+    "gpu.nvshmem_scope_ns": {},
+    "gpu.fence_sys_ns": {},
+    "gpu.poll_ns": {"seen": 1},
+}
+
+
+def moved(before, after):
+    """Segments that differ, and by how much."""
+    return {name: after[name] - before[name] for name in before if after[name] != before[name]}
+
+
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory):
     return execute(puts("gda_minimal", (8, 64)), tmp_path_factory.mktemp("base") / "run")
@@ -137,17 +156,23 @@ def test_100_ns_more_move_only_their_own_segments(constant, baseline, tmp_path):
     _, slower = execute(puts("gda_minimal", (8, 64)), tmp_path / "run", [f"{constant}={value}"])
     before, after = segments(done, "gda_minimal"), segments(slower, "gda_minimal")
     for size, expected in zip((8, 64), MOVES[constant], strict=True):
-        moved = {
-            name: after[size][name] - before[size][name]
-            for name in before[size]
-            if after[size][name] != before[size][name]
-        }
-        assert moved == {name: 100 * count for name, count in expected.items()}
+        assert moved(before[size], after[size]) == {n: 100 * count for n, count in expected.items()}
 
 
-def test_with_all_delays_zero_bytes_and_tlps_are_the_same(tmp_path):
+def test_100_ns_more_move_only_their_own_segments_of_ibgda(tmp_path):
+    loaded, done = execute(puts("ibgda", (8,)), tmp_path / "base")
+    before = segments(done, "ibgda")[8]
+    for constant, expected in SHARED.items():
+        value = getattr(loaded.gpu, constant.removeprefix("gpu.")) + 100
+        _, slower = execute(puts("ibgda", (8,)), tmp_path / constant, [f"{constant}={value}"])
+        after = segments(slower, "ibgda")[8]
+        assert moved(before, after) == {n: 100 * count for n, count in expected.items()}, constant
+
+
+@pytest.mark.parametrize("path", ["gda_minimal", "ibgda"])
+def test_with_all_delays_zero_bytes_and_tlps_are_the_same(path, tmp_path):
     sizes = (8, 64, 300, 4096, 9001)
-    loaded, normal = execute(puts("gda_minimal", sizes, count=3), tmp_path / "normal")
+    loaded, normal = execute(puts(path, sizes, count=3), tmp_path / "normal")
     sets = [
         f"{table}.{key}=0"
         for table in ("pcie", "memory", "nic", "wire")
@@ -155,17 +180,17 @@ def test_with_all_delays_zero_bytes_and_tlps_are_the_same(tmp_path):
         if key.endswith("_ns") or key == "cable_ns_per_m"
     ]
     assert len(sets) > 15
-    _, fast = execute(puts("gda_minimal", sizes, count=3), tmp_path / "fast", sets)
+    _, fast = execute(puts(path, sizes, count=3), tmp_path / "fast", sets)
     assert fast.result["verdict"] == "pass"
-    slow_path, fast_path = (r.result["paths"]["gda_minimal"] for r in (normal, fast))
+    slow_path, fast_path = (r.result["paths"][path] for r in (normal, fast))
     assert fast_path["groups"][0]["latency_ns"]["p50"] < slow_path["groups"][0]["latency_ns"]["p50"]
-    for path in (slow_path, fast_path):
-        path["tlps"] = {
-            name: count for name, count in path["counters"].items() if name.startswith("tlp_")
+    for entry in (slow_path, fast_path):
+        entry["tlps"] = {
+            name: count for name, count in entry["counters"].items() if name.startswith("tlp_")
         }
-        path["bytes"] = {
+        entry["bytes"] = {
             link: (values.get("payload_bytes"), values.get("wire_bytes"))
-            for link, values in path["links"].items()
+            for link, values in entry["links"].items()
         }
     assert slow_path["tlps"] == fast_path["tlps"]
     assert slow_path["bytes"] == fast_path["bytes"]

@@ -207,7 +207,7 @@ def test_bad_value_is_refused_with_file_key_value_and_bound(text, key, allowed):
         (HEAD.replace('schema = "bellwire.scenario/1"', ""), "schema"),
         (HEAD.replace("h200", "h300"), "preset"),
         (HEAD.replace('preset = "h200-cx7-ib200"', "preset = 3"), "preset"),
-        (HEAD.replace('["gda_minimal", "ibrc"]', '["ibgda"]'), "paths.0"),
+        (HEAD.replace('["gda_minimal", "ibrc"]', '["ibgdb"]'), "paths.0"),
         (HEAD.replace('["gda_minimal", "ibrc"]', '["ibrc", "ibrc"]'), "paths.1"),
         (HEAD.replace('["gda_minimal", "ibrc"]', "[]"), "paths"),
         (HEAD + "seed = -1\n", "seed"),
@@ -362,7 +362,7 @@ def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads,
 
 
 def test_paths_are_those_the_agents_serve():
-    assert set(PATHS) == {"gda_minimal", "ibrc", "verbs"}
+    assert set(PATHS) == {"gda_minimal", "ibgda", "ibrc", "verbs"}
 
 
 def test_operations_of_all_sizes_are_one_phase_in_the_order_of_the_file():

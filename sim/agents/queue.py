@@ -76,14 +76,21 @@ class SendQueue:
         return self.depth - (self.posted - self.done)
 
     def post(self, raw, message, *, signaled, due):
-        """Stores the blocks of a WQE in cycle `due` and returns it; `raw` carries the index
+        """Stores the blocks of the next WQE in cycle `due` and returns it; `raw` carries the index
         `posted`.
         """
+        posted = self.place(raw, message, index=self.posted, signaled=signaled, due=due)
+        self.posted = posted.next_index
+        self.outstanding.append(posted)
+        return posted
+
+    def place(self, raw, message, *, index, signaled, due):
+        """Stores the blocks of a WQE at an index, whatever else is posted, and returns it."""
         blocks = len(raw) // BLOCK_BYTES
-        posted = PostedWqe(message, self.posted, blocks, signaled)
-        tag = mark(MarkKind.WQE, self.qp, self.posted & 0xFFFF)
+        posted = PostedWqe(message, index, blocks, signaled)
+        tag = mark(MarkKind.WQE, self.qp, index & 0xFFFF)
         for block in range(blocks):
-            slot = (self.posted + block) % self.depth
+            slot = (index + block) % self.depth
             self.node.store(
                 self.processor,
                 addresses.bus(self.memory, self._sq + slot * BLOCK_BYTES),
@@ -91,36 +98,37 @@ class SendQueue:
                 due,
                 tag,
             )
-        self.posted = posted.next_index
-        self.outstanding.append(posted)
         if self._on_post:
             self._on_post(posted, self.qp)
         return posted
 
-    def store_record(self, due):
-        """Stores the send doorbell record."""
+    def store_record(self, due, index=None):
+        """Stores the send doorbell record, up to `index` or all that was posted."""
+        index = self.posted if index is None else index
         self.node.store(
             self.processor,
             addresses.bus(self.memory, self._record + 4),
-            wqe.record(self.posted),
+            wqe.record(index),
             due,
-            mark(MarkKind.RECORD, self.qp, self.posted & 0xFFFF),
+            mark(MarkKind.RECORD, self.qp, index & 0xFFFF),
         )
 
-    def ring(self, due):
-        """Stores the 8-byte doorbell with the next index."""
-        self.doorbell(0, wqe.doorbell(qpn=self.qpn, index=self.posted), due)
+    def ring(self, due, index=None):
+        """Stores the 8-byte doorbell with the next index: `index`, or that of all posted."""
+        index = self.posted if index is None else index
+        self.doorbell(0, wqe.doorbell(qpn=self.qpn, index=index), due, index)
 
-    def doorbell(self, offset, data, due):
-        """Stores up to a line at `offset` of the doorbell register."""
+    def doorbell(self, offset, data, due, index=None):
+        """Stores up to a line at `offset` of the doorbell register, for all up to `index`."""
+        index = self.posted if index is None else index
         self.node.store(
             self.processor,
             addresses.uar_register(self.qp, offset),
             data,
             due,
-            mark(MarkKind.DOORBELL, self.qp, self.posted & 0xFFFF),
+            mark(MarkKind.DOORBELL, self.qp, index & 0xFFFF),
         )
-        self.rung = self.posted
+        self.rung = index
 
     def watch(self):
         """Waits for a write to the completion entry that is next to be read."""
@@ -128,7 +136,7 @@ class SendQueue:
 
     def has_completion(self):
         """Whether a completion that was not taken yet is in memory."""
-        return bool(self.outstanding) and self._valid(*self._read_entry())
+        return bool(self.outstanding) and self._valid(*self.entry())
 
     def completed(self, most=None):
         """Takes the completions that are in memory now, `most` of them; returns the WQEs that they
@@ -139,7 +147,7 @@ class SendQueue:
         covered = []
         last = None if most is None else self._consumed + most
         while self.outstanding and self._consumed != last:
-            opcode, owner, counter = self._read_entry()
+            opcode, owner, counter = self.entry()
             if not self._valid(opcode, owner, counter):
                 break
             # The 64-bit index whose low 16 bits are the counter, at or above the oldest outstanding
@@ -169,7 +177,8 @@ class SendQueue:
     def _entry(self):
         return self._cq + (0 if self.collapsed else self._consumed % self.cq_depth) * 64
 
-    def _read_entry(self):
+    def entry(self):
+        """(opcode, owner, counter) of the entry that is next to be read."""
         offset = self._entry()
         return wqe.read_cqe(self._bytes[offset : offset + 64].tobytes())
 

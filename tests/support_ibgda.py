@@ -1,0 +1,166 @@
+"""A GPU with one send queue and no machine, for what `ibgda` does to them."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from hw.formats.tlp import MarkKind
+from sim.agents.ibgda import IbgdaQueue
+from sim.agents.queue import SendQueue
+from sim.agents.sharing import Indices
+from sim.agents.warps import gather
+from sim.plan import Message
+from sim.sections import GpuConfig
+
+LATENCY = 2500
+COSTS = {
+    "issue_ns": 160, "inline_copy_ns_per_16b": 0, "fence_gpu_ns": 510, "store_issue_ns": 30,
+    "poll_ns": 150, "fence_sys_ns": 576, "atomic_ns": 143, "load_ns": 141,
+    "nvshmem_call_ns": 1800, "nvshmem_api_ns": 1000, "nvshmem_scope_ns": 3000,
+}  # fmt: skip
+_GPU = GpuConfig(**dict[str, Any](COSTS))
+
+
+class _Memory:
+    """The completion entry, whatever is asked for."""
+
+    def __init__(self, counter):
+        self._raw = bytearray(b"\xff" * 64)
+        self._raw[60:62] = counter.to_bytes(2, "big")
+
+    def __getitem__(self, where):
+        return SimpleNamespace(tobytes=lambda: bytes(self._raw))
+
+    def complete(self, index):
+        """The block before `index` is done."""
+        self._raw[60:64] = (index - 1 & 0xFFFF).to_bytes(2, "big") + b"\0\0"
+
+
+class _Wait:
+    def __init__(self, cycle):
+        self.cycle = cycle
+
+    def __await__(self):
+        yield (self,)
+
+    def cancel(self):
+        """Nothing was armed."""
+
+
+class Gpu:
+    """A node whose NIC answers each doorbell `LATENCY` cycles later.
+
+    Attributes: `stores` are (cycle, mark kind, data) in the order of the calls; `stamps` are
+    (event kind, message, cycle).
+    """
+
+    def __init__(self, start):
+        self.now, self.stores, self.stamps = -1, [], []
+        self._memory, self._done = _Memory(start - 1 & 0xFFFF), []
+
+    def store(self, port, address, data, due, mark):
+        """Logs it; a doorbell is answered."""
+        assert due > self.now
+        kind = MarkKind(mark & 15)
+        self.stores.append((due, kind, data))
+        if kind is MarkKind.DOORBELL:
+            self._done.append((due + LATENCY, int.from_bytes(data[1:3], "big")))
+
+    def of(self, kind):
+        """(cycle, data) of all stores of a kind."""
+        return [(cycle, data) for cycle, found, data in self.stores if found is kind]
+
+    def stamp(self, kind, message, due, posted=None, agent=0, qp=0):
+        """Logs a landmark."""
+        assert due > self.now
+        self.stamps.append((kind, message.number, due))
+
+    def memory(self, name):
+        """Only the completion entry is ever read."""
+        return self._memory
+
+    def until(self, cycle):
+        """Sleep until a cycle."""
+        return _Wait(cycle)
+
+    def watch(self, memory, address):
+        """Sleep until a completion is written."""
+        return _Wait(None)
+
+    async def first(self, *waits):
+        """Sleep until one of them has ended."""
+
+        class _Any:
+            def __await__(self):
+                yield waits
+
+        await _Any()
+
+    def run(self, agent):
+        """Drive an agent to its end."""
+        coroutine = agent.run()
+        while True:
+            try:
+                waits = coroutine.send(None)
+            except StopIteration:
+                return
+            cycles = [wait.cycle for wait in waits if wait.cycle is not None]
+            watched = len(cycles) < len(waits)
+            completion = min(self._done, default=None)
+            if watched and completion:
+                cycles.append(completion[0])
+            assert cycles, "it sleeps for ever"
+            self.now = max(self.now, min(cycles))
+            while self._done and min(self._done)[0] <= self.now:
+                self._memory.complete(min(self._done)[1])
+                self._done.remove(min(self._done))
+
+
+def message(number, producer, at_ns=0.0):
+    """One 8-byte put."""
+    return Message(number, 0, 0, 1, producer, 0, 8, "send", 0, "recv", 0, True, True, at_ns)
+
+
+class Watched(Indices):
+    """Indices that keep their reservations, as (base, count), and all values of `ready`."""
+
+    def __init__(self, start):
+        self.reservations, self.published = [], []
+        super().__init__(start)
+
+    def reserve(self, count):
+        base = super().reserve(count)
+        self.reservations.append((base, count))
+        return base
+
+    def __setattr__(self, name, value):
+        if name == "ready":
+            self.published.append(value)
+        super().__setattr__(name, value)
+
+
+def agent(gpu, indices, threads, *, window=1, batch=32, depth=1024, source="gpu", **costs):
+    """The agent of a queue with `threads` (producer to its messages)."""
+    section = replace(_GPU, num_requests_in_batch=batch, **costs)
+    site = SimpleNamespace(
+        scenario=SimpleNamespace(gpu=section, memory=SimpleNamespace(gpu_store_ns=50)),
+        node=lambda number: gpu,
+        marks=[gpu],
+        locate=lambda message: (0x1000 + message.number * 64, 0x100, 0x2000, 0x200, None),
+        source_memory=lambda message: source,
+    )
+    queue = SendQueue(
+        gpu, processor="gpu", memory="gpu", qp=0, qpn=0xABCD, depth=depth, cq_depth=1,
+        start=indices.start,
+    )  # fmt: skip
+    return IbgdaQueue(site, 0, queue, indices, gather(threads, window, threaded=True), wide=False)
+
+
+def post(counts, *, start=0, **options):
+    """Run producers with so many messages each on one queue; returns (gpu, indices)."""
+    gpu, indices, threads, number = Gpu(start), Watched(start), {}, 0
+    for producer, count in enumerate(counts):
+        threads[producer] = [message(number + call, producer) for call in range(count)]
+        number += count
+    gpu.run(agent(gpu, indices, threads, **options))
+    return gpu, indices
