@@ -207,7 +207,7 @@ def test_bad_value_is_refused_with_file_key_value_and_bound(text, key, allowed):
         (HEAD.replace('schema = "bellwire.scenario/1"', ""), "schema"),
         (HEAD.replace("h200", "h300"), "preset"),
         (HEAD.replace('preset = "h200-cx7-ib200"', "preset = 3"), "preset"),
-        (HEAD.replace('["gda_minimal", "ibrc"]', '["ibgdb"]'), "paths.0"),
+        (HEAD.replace('["gda_minimal", "ibrc"]', '["carrier-pigeon"]'), "paths.0"),
         (HEAD.replace('["gda_minimal", "ibrc"]', '["ibrc", "ibrc"]'), "paths.1"),
         (HEAD.replace('["gda_minimal", "ibrc"]', "[]"), "paths"),
         (HEAD + "seed = -1\n", "seed"),
