@@ -77,7 +77,7 @@ BAD = [
     ("link too fast", None, ["wire.gbps=513"], "--set", "wire.gbps", "513", "data path x clock"),
     ("PCIe link too fast", None, ["pcie.nic_gbps=800"], "--set", "pcie.nic_gbps", "800",
      "data path x clock"),
-    ("unknown path", None, ['paths=["carrier-pigeon"]'], "--set", "paths.0", '"carrier-pigeon"', '"gda_minimal"'),
+    ("unknown path", None, ['paths=["pigeon"]'], "--set", "paths.0", '"pigeon"', '"gda_minimal"'),
     ("unknown preset", GOOD.replace("h200-cx7-ib200", "h300"), [], "bad.toml", "preset", '"h300"',
      '"h200-cx7-ib200"'),
     ("no schema", "\n".join(GOOD.splitlines()[1:]), [], "bad.toml", "schema", None,
