@@ -95,6 +95,8 @@ def item_interval(millions_per_s):
 class Structure:
     """Maxima and widths: everything that is elaborated."""
 
+    #: Wire ports of the NIC.
+    ports: int = 1
     #: QPs (and CQs) a NIC has contexts for.
     qps: int = 64
     #: Most WQEBBs (64 B) one WQE may have.
@@ -119,6 +121,7 @@ class Structure:
     wire_beats: int = 1024
 
     def __post_init__(self):
+        _power_of_two(self, "ports", 1, 2)
         _power_of_two(self, "qps", 2, 1024)
         _power_of_two(self, "wqe_blocks", 4, 16)
         _power_of_two(self, "window_blocks", 16, 1024)
@@ -173,6 +176,11 @@ class PcieConfig:
     host_ns: float
     #: Cut-through latency of the switch, paid once per crossing.
     switch_ns: float
+    #: One way between the NIC's socket and that of GPU and host; 0: they share one.
+    socket_ns: float = 0.0
+    #: TLP bandwidth towards the GPU where it is less than its link's, such as from one socket to
+    #: the other; 0: that of the link.
+    to_gpu_gbps: float = 0.0
     #: Largest payload of a TLP; largest read request.
     mps_bytes: int = 256
     mrrs_bytes: int = 512
@@ -190,8 +198,10 @@ class PcieConfig:
     def __post_init__(self):
         for name in ("gpu_gbps", "nic_gbps", "host_gbps"):
             _link_rate(self, name)
-        for name in ("gpu_ns", "nic_ns", "host_ns", "switch_ns"):
+        for name in ("gpu_ns", "nic_ns", "host_ns", "switch_ns", "socket_ns"):
             _within(self, name, 0, 20_000)
+        if self.to_gpu_gbps != 0:
+            _within(self, "to_gpu_gbps", 1, self.gpu_gbps)
         _power_of_two(self, "mps_bytes", 64, 4096)
         _power_of_two(self, "mrrs_bytes", 64, 4096)
         for name in ("mwr_overhead_bytes", "mrd_overhead_bytes", "cpld_overhead_bytes"):
@@ -201,6 +211,16 @@ class PcieConfig:
         for name in ("posted_data_credits", "completion_data_credits"):
             # A TLP that can never have its credits would hang the link.
             _within(self, name, self.mps_bytes // 16 + 1, 16383)
+
+    def edge_ns(self, device):
+        """One-way latency between a device ("gpu", "nic", "host") and the switch."""
+        return getattr(self, f"{device}_ns") + (self.socket_ns if device == "nic" else 0)
+
+    def rate_gbps(self, device, way):
+        """TLP bandwidth of a device's link, "up" to the switch or "down" from it."""
+        if (device, way) == ("gpu", "down") and self.to_gpu_gbps:
+            return self.to_gpu_gbps
+        return getattr(self, f"{device}_gbps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +323,8 @@ class LinkTiming(data.Struct):
     latency_up: 16
     latency_down: 16
     #: Cycles per byte, `BYTE_FRACTION` fraction bits.
-    byte_interval: 28
+    byte_interval_up: 28
+    byte_interval_down: 28
 
 
 class PcieTiming(data.Struct):
@@ -358,7 +379,7 @@ class WireTiming(data.Struct):
 
 class FaultSlot(data.Struct):
     """Drops packets `first` to `first + count - 1` of those that match, counted from 0 at the
-    sender.
+    port that sends them.
     """
 
     #: 0 off, 1 any packet, 2 requests, 3 acknowledgements.
@@ -366,6 +387,7 @@ class FaultSlot(data.Struct):
     first: 32
     #: All ones: without end.
     count: 32
+    port: 1
 
 
 class FaultTiming(data.Struct):
@@ -399,11 +421,13 @@ def _pack(layout, values):
     return word
 
 
-def _link(gbps, latency_ns, switch_ns):
+def _link(pcie, device):
+    edge_ns = pcie.edge_ns(device)
     return {
-        "latency_up": cycles(latency_ns),
-        "latency_down": cycles(latency_ns + switch_ns),
-        "byte_interval": byte_interval(gbps),
+        "latency_up": cycles(edge_ns),
+        "latency_down": cycles(edge_ns + pcie.switch_ns),
+        "byte_interval_up": byte_interval(pcie.rate_gbps(device, "up")),
+        "byte_interval_down": byte_interval(pcie.rate_gbps(device, "down")),
     }
 
 
@@ -451,6 +475,10 @@ def _check_fit(structure, pcie, nic, wire):
             )
 
 
+#: Fields of a fault slot, in the order in which `timing_words` takes them.
+_SLOT = ("match", "first", "count", "port")
+
+
 def timing_words(structure, pcie, memory, nic, wire, faults=()):
     """The configuration words (64 bytes each, in index order) that load `Timing`.
 
@@ -458,22 +486,20 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
     ----------
     structure : Structure
         Depths in force must not exceed its maxima.
-    faults : sequence of (match, first, count)
+    faults : sequence of (match, first, count, port)
         At most `FAULT_SLOTS` entries.
     """
     _check_fit(structure, pcie, nic, wire)
-    slots = [{"match": match, "first": first, "count": count} for match, first, count in faults]
+    slots = [dict(zip(_SLOT, fault, strict=True)) for fault in faults]
     if len(slots) > FAULT_SLOTS:
         raise ConfigError("faults", len(slots), f"allowed up to {FAULT_SLOTS}")
-    slots += [{"match": 0, "first": 0, "count": 0}] * (FAULT_SLOTS - len(slots))
+    slots += [dict.fromkeys(_SLOT, 0)] * (FAULT_SLOTS - len(slots))
 
     word = _pack(
         Timing,
         {
             "pcie": {
-                "gpu": _link(pcie.gpu_gbps, pcie.gpu_ns, pcie.switch_ns),
-                "nic": _link(pcie.nic_gbps, pcie.nic_ns, pcie.switch_ns),
-                "host": _link(pcie.host_gbps, pcie.host_ns, pcie.switch_ns),
+                **{device: _link(pcie, device) for device in ("gpu", "nic", "host")},
                 "mps_log2": pcie.mps_bytes.bit_length() - 1,
                 "mrrs_log2": pcie.mrrs_bytes.bit_length() - 1,
                 "mwr_overhead": pcie.mwr_overhead_bytes,

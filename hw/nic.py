@@ -20,7 +20,7 @@ from .pcie import Pcie
 from .qp_context import ConfigPort, QpContext
 from .requester import Requester
 from .responder import Responder
-from .wire import Wire
+from .wire import Wire, WirePort, of_port
 from .wq_engine import WqEngine
 
 __all__ = ["Nic"]
@@ -32,11 +32,12 @@ LEDGER = Probe(EventKind.DROPPED, Dropped)
 
 
 class Nic(wiring.Component):
-    """An RDMA NIC with one PCIe port and one wire port.
+    """An RDMA NIC with one PCIe port and one or two wire ports, each QP on one of them.
 
     Parameters
     ----------
     structure : Structure
+        `ports` on the wire.
 
     Members
     -------
@@ -47,10 +48,7 @@ class Nic(wiring.Component):
     timing, wire_timing, faults : In
         Sections of `Timing`.
     mps_log2, mrrs_log2 : In(4)
-    rx_valid, rx_beat, tx_credit : In
-        From the link: a beat, a returned credit.
-    tx_valid, tx_beat, rx_credit : Out
-        To the link.
+    ports : Out(array of `WirePort`)
     quiet, due : Out
         Nothing changes before `due` unless an input arrives.
     on_ledger_<engine> : Out(Probe)
@@ -70,12 +68,7 @@ class Nic(wiring.Component):
                 "faults": In(FaultTiming),
                 "mps_log2": In(4),
                 "mrrs_log2": In(4),
-                "rx_valid": In(1),
-                "rx_beat": In(WireBeat),
-                "tx_credit": In(1),
-                "tx_valid": Out(1),
-                "tx_beat": Out(WireBeat),
-                "rx_credit": Out(1),
+                "ports": Out(WirePort()).array(structure.ports),
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
                 **{
@@ -106,7 +99,7 @@ class Nic(wiring.Component):
             lines_cause=StallCause.PAYLOAD_LINES,
         )
         self.write = DmaWrite()
-        self.wire = Wire(structure)
+        self.wires = [Wire(structure, port) for port in range(structure.ports)]
         #: Name and block, in the order of the data path.
         self.blocks = {
             "doorbell": self.doorbell,
@@ -115,7 +108,7 @@ class Nic(wiring.Component):
             "gather": self.gather,
             "payload_read": self.payload_read,
             "requester": self.requester,
-            "wire": self.wire,
+            **{of_port("wire", port): wire for port, wire in enumerate(self.wires)},
             "responder": self.responder,
             "cq_engine": self.cq_engine,
             "write": self.write,
@@ -141,12 +134,16 @@ class Nic(wiring.Component):
         connect(m, self.payload_read.lines, self.gather.lines)
         connect(m, self.wq_engine.ops, self.requester.ops)
         connect(m, self.gather.payload, self.requester.payload)
-        connect(m, self.requester.packets, self.wire.requests)
+        self._to_wires(m, self.requester.packets, [wire.requests for wire in self.wires])
 
         # What comes in is placed and acknowledged, or acknowledges.
-        connect(m, self.wire.rx_requests, self.responder.packets)
-        connect(m, self.responder.acks, self.wire.acks)
-        connect(m, self.wire.rx_acks, self.requester.acks)
+        self._from_wires(
+            m, "arrived", [wire.rx_requests for wire in self.wires], self.responder.packets
+        )
+        self._to_wires(m, self.responder.acks, [wire.acks for wire in self.wires])
+        self._from_wires(
+            m, "acknowledged", [wire.rx_acks for wire in self.wires], self.requester.acks
+        )
 
         # A retired WQE frees its window and, if signalled, becomes a CQE.
         m.d.comb += [
@@ -179,15 +176,16 @@ class Nic(wiring.Component):
             with m.If(mine):
                 m.d.comb += arrived.ready.eq(reader.completions.ready)
 
-        # The wire port.
-        m.d.comb += [
-            self.wire.rx_valid.eq(self.rx_valid),
-            self.wire.rx_beat.eq(self.rx_beat),
-            self.wire.tx_credit.eq(self.tx_credit),
-            self.rx_credit.eq(self.wire.rx_credit),
-            self.tx_valid.eq(self.wire.tx_valid),
-            self.tx_beat.eq(self.wire.tx_beat),
-        ]
+        # The wire ports.
+        for port, wire in zip(self.ports, self.wires, strict=True):
+            m.d.comb += [
+                wire.rx_valid.eq(port.rx_valid),
+                wire.rx_beat.eq(port.rx_beat),
+                wire.tx_credit.eq(port.tx_credit),
+                port.rx_credit.eq(wire.rx_credit),
+                port.tx_valid.eq(wire.tx_valid),
+                port.tx_beat.eq(wire.tx_beat),
+            ]
 
         # An engine whose ledger of bytes does not balance says so, once.
         alarms = Signal(3)
@@ -206,10 +204,29 @@ class Nic(wiring.Component):
         ]
         return m
 
+    def _to_wires(self, m, source, sinks):
+        """Packets to the wire of their port."""
+        if len(sinks) == 1:
+            return connect(m, source, sinks[0])
+        for port, sink in enumerate(sinks):
+            mine = source.payload.port == port
+            m.d.comb += [sink.payload.eq(source.payload), sink.valid.eq(source.valid & mine)]
+            with m.If(mine):
+                m.d.comb += source.ready.eq(sink.ready)
+
+    def _from_wires(self, m, name, sources, sink):
+        """Packets of all wires, whole ones in turn."""
+        if len(sources) == 1:
+            return connect(m, sources[0], sink)
+        m.submodules[name] = arbiter = Arbiter(WireBeat, len(sources), packets=True)
+        for source, port in zip(sources, arbiter.i, strict=True):
+            connect(m, source, port)
+        connect(m, arbiter.o, sink)
+
     def _distribute(self, m):
         """Time, configuration and contexts to the blocks that have a port for them."""
         sections = {
-            "timing": {self.wire: self.wire_timing},
+            "timing": dict.fromkeys(self.wires, self.wire_timing),
             "mps_log2": {},
             "mrrs_log2": {},
             "now": {},
@@ -230,8 +247,8 @@ class Nic(wiring.Component):
             self.contexts.config.payload.eq(self.config.payload),
             self.wqe_read.tags.eq(self.timing.wqe_tags),
             self.payload_read.tags.eq(self.timing.payload_tags),
-            self.wire.rx.eq(self.timing.rx),
-            self.wire.faults.eq(self.faults),
+            *(wire.rx.eq(self.timing.rx) for wire in self.wires),
+            *(wire.faults.eq(self.faults) for wire in self.wires),
         ]
         for reader, port in (
             (self.doorbell.sq, self.contexts.doorbell),

@@ -4,12 +4,11 @@
 
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal
 from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Flow, In, Out
 
 from .config import Timing
 from .formats.command import MAILBOXES, MEMORIES, Command
 from .formats.context import ConfigWrite, Table
-from .formats.roce import WireBeat
 from .formats.tlp import Port
 from .lib.delay import NOW_BITS, earliest
 from .lib.stream import connect
@@ -18,6 +17,7 @@ from .memory import Memory
 from .nic import Nic
 from .pcie_switch import PcieFabric
 from .processor import Processor
+from .wire import WirePort, of_port
 
 __all__ = ["Node"]
 
@@ -31,9 +31,12 @@ class Node(wiring.Component):
 
     Members
     -------
-    node_id, now, mailbox_due, rx_valid, rx_beat, tx_credit : In
-    tx_valid, tx_beat, rx_credit, quiet, next_due : Out
-        As in `docs/decisions/0002-node-ports-and-engine.md`.
+    node_id, now, mailbox_due : In
+    quiet, next_due : Out
+    rx_valid, rx_beat, tx_credit : In
+    tx_valid, tx_beat, rx_credit : Out
+        As in `docs/decisions/0002-node-ports-and-engine.md`. Those of the second wire port end in
+        `_1`.
 
     Timing
     ------
@@ -48,12 +51,11 @@ class Node(wiring.Component):
                 "node_id": In(8),
                 "now": In(NOW_BITS),
                 "mailbox_due": In(len(MAILBOXES)),
-                "rx_valid": In(1),
-                "rx_beat": In(WireBeat),
-                "tx_credit": In(1),
-                "tx_valid": Out(1),
-                "tx_beat": Out(WireBeat),
-                "rx_credit": Out(1),
+                **{
+                    of_port(name, port): member
+                    for port in range(structure.ports)
+                    for name, member in WirePort().members.items()
+                },
                 "quiet": Out(1),
                 "next_due": Out(NOW_BITS),
             }
@@ -72,12 +74,8 @@ class Node(wiring.Component):
 
         # Everything from outside is registered once.
         now = Signal(NOW_BITS)
-        m.d.sync += [
-            now.eq(self.now),
-            self.nic.rx_valid.eq(self.rx_valid),
-            self.nic.rx_beat.eq(self.rx_beat),
-            self.nic.tx_credit.eq(self.tx_credit),
-        ]
+        m.d.sync += now.eq(self.now)
+        arrivals = self._wire_ports(m)
         m.d.comb += [self.fabric.now.eq(now), self.nic.now.eq(now)]
         for memory in (self.gpu_memory, self.host_memory):
             m.d.comb += memory.now.eq(now)
@@ -93,26 +91,29 @@ class Node(wiring.Component):
             connect(m, getattr(self.nic.up, stream), getattr(up, stream))
             connect(m, getattr(down, stream), getattr(self.nic.down, stream))
 
-        # The wire.
-        m.d.comb += [
-            self.tx_valid.eq(self.nic.tx_valid),
-            self.tx_beat.eq(self.nic.tx_beat),
-            self.rx_credit.eq(self.nic.rx_credit),
-        ]
-
         self._events(m)
         blocks = [self.fabric, self.gpu, self.host, self.gpu_memory, self.host_memory, self.nic]
         m.d.comb += [
             self.quiet.eq(
                 Cat(*(block.quiet for block in blocks)).all()
                 & ~pending.any()
-                & ~self.nic.rx_valid
-                & ~self.nic.tx_credit
+                & ~arrivals.any()
                 & ~self._stalling
             ),
             self.next_due.eq(earliest(m, [block.due for block in blocks if hasattr(block, "due")])),
         ]
         return m
+
+    def _wire_ports(self, m):
+        """The NIC's ports and those of the node; returns what has just arrived at them."""
+        for number, port in enumerate(self.nic.ports):
+            for name, member in WirePort().members.items():
+                inner, outer = getattr(port, name), getattr(self, of_port(name, number))
+                if member.flow is Flow.In:
+                    m.d.sync += inner.eq(outer)
+                else:
+                    m.d.comb += outer.eq(inner)
+        return Cat(signal for port in self.nic.ports for signal in (port.rx_valid, port.tx_credit))
 
     def _mailboxes(self, m):
         """Commands of software, in order of their due cycle; returns which are held."""

@@ -145,13 +145,14 @@ class PcieFabric(wiring.Component):
             wiring.connect(m, up.o, switch.i[index])
             wiring.connect(m, switch.o[index], down.i)
             wiring.connect(m, down.o, wiring.flipped(self.down[index]))
-            m.d.comb += [up.latency.eq(section.latency_up), down.latency.eq(section.latency_down)]
+            m.d.comb += [
+                up.latency.eq(section.latency_up),
+                up.byte_interval.eq(section.byte_interval_up),
+                down.latency.eq(section.latency_down),
+                down.byte_interval.eq(section.byte_interval_down),
+            ]
             for link in (up, down):
-                m.d.comb += [
-                    link.now.eq(self.now),
-                    link.timing.eq(self.timing),
-                    link.byte_interval.eq(section.byte_interval),
-                ]
+                m.d.comb += [link.now.eq(self.now), link.timing.eq(self.timing)]
         m.d.comb += [
             self.quiet.eq(Cat(switch.quiet, *(link.quiet for link in self.links)).all()),
             self.due.eq(earliest(m, [link.due for link in self.links])),

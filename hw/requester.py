@@ -147,6 +147,7 @@ class Requester(wiring.Component):
             beat.ext.eq(Mux(packet.starts, reth.as_value(), 0)),
             beat.length.eq(packet.length),
             beat.dest.eq(packet.peer_node),
+            beat.port.eq(packet.port),
             beat.qp.eq(packet.qp),
             beat.wqe_index.eq(packet.wqe_index),
         ]

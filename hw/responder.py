@@ -43,6 +43,7 @@ class _Ack(data.Struct):
 
     peer_qpn: 24
     peer_node: 8
+    port: 1
     psn: 24
     msn: 24
     syndrome: 8
@@ -266,6 +267,7 @@ class Responder(wiring.Component):
             m.d.sync += [
                 ack.peer_qpn.eq(self.rx.data.peer_qpn),
                 ack.peer_node.eq(self.rx.data.peer_node),
+                ack.port.eq(self.rx.data.port),
                 ack.psn.eq(beat.bth.psn),
                 ack.msn.eq(Mux(starts, msn, state.msn)),
                 ack.syndrome.eq(ACK_SYNDROME),
@@ -304,6 +306,7 @@ class Responder(wiring.Component):
             self.acks.payload.bth.psn.eq(delay.o.payload.psn),
             self.acks.payload.ext.eq(aeth),
             self.acks.payload.dest.eq(delay.o.payload.peer_node),
+            self.acks.payload.port.eq(delay.o.payload.port),
             self.quiet.eq(~held & ~ack_pending & requests.empty & ~self.lines.valid & delay.quiet),
             self.due.eq(delay.due),
         ]

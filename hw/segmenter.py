@@ -28,6 +28,7 @@ class Packet(data.Struct):
     message_length: 32
     peer_qpn: 24
     peer_node: 8
+    port: 1
     qp: 12
     wqe_index: 16
 
@@ -156,6 +157,7 @@ class Segmenter(wiring.Component):
             packet.message_length.eq(op.length),
             packet.peer_qpn.eq(self.tx.data.peer_qpn),
             packet.peer_node.eq(self.tx.data.peer_node),
+            packet.port.eq(self.tx.data.port),
             packet.qp.eq(op.qp),
             packet.wqe_index.eq(op.wqe_index),
         ]

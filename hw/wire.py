@@ -21,7 +21,7 @@ from .lib.rate import RateMeter
 from .lib.stream import Queue
 from .lib.trace import Probe, StallMeter
 
-__all__ = ["FaultInjector", "Wire"]
+__all__ = ["FaultInjector", "Wire", "WirePort", "of_port"]
 
 #: Bytes charged with one beat: 64 of payload and an overhead of up to 255.
 _BYTES_BITS = 9
@@ -69,6 +69,35 @@ def _rounded(count):
     return Cat(Const(0, 2), ((count + 3) >> 2))
 
 
+def of_port(name, port):
+    """Name of what a NIC has once per port: port 0 has it as it is, port 1 with its number."""
+    return f"{name}_{port}" if port else name
+
+
+class WirePort(wiring.Signature):
+    """A port towards its link, from the NIC's side.
+
+    Members
+    -------
+    tx_valid, tx_beat, rx_credit : Out
+        A beat leaves; one beat of the receive buffer was freed.
+    rx_valid, rx_beat, tx_credit : In
+        A beat arrives; one beat of the far buffer was freed.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "tx_valid": Out(1),
+                "tx_beat": Out(WireBeat),
+                "tx_credit": In(1),
+                "rx_valid": In(1),
+                "rx_beat": In(WireBeat),
+                "rx_credit": Out(1),
+            }
+        )
+
+
 class FaultInjector(wiring.Component):
     """Says which packets are to be lost.
 
@@ -76,6 +105,8 @@ class FaultInjector(wiring.Component):
     ----------
     slots : int
         Fault slots looked at.
+    port : int
+        Port whose slots count; those of others never match.
 
     Members
     -------
@@ -95,8 +126,8 @@ class FaultInjector(wiring.Component):
     other slots drop included.
     """
 
-    def __init__(self, slots):
-        self._slots = slots
+    def __init__(self, slots, port=0):
+        self._slots, self._port = slots, port
         super().__init__(
             {
                 "faults": In(FaultTiming),
@@ -122,6 +153,8 @@ class FaultInjector(wiring.Component):
                     m.d.comb += match.eq(~is_ack)
                 with m.Case(3):
                     m.d.comb += match.eq(is_ack)
+            with m.If(slot.port != self._port):
+                m.d.comb += match.eq(0)
             m.d.comb += past.eq(seen - slot.first)
             with m.If(match & (seen >= slot.first) & ((past < slot.count) | slot.count.all())):
                 m.d.comb += [self.hit.eq(1), self.slot.eq(number)]
@@ -141,6 +174,8 @@ class Wire(wiring.Component):
     ----------
     structure : Structure
         `wire_beats` of receive buffer.
+    port : int
+        Number of the port, which goes into events.
 
     Members
     -------
@@ -174,7 +209,7 @@ class Wire(wiring.Component):
         packet's QPN.
     on_dropped : Out(Probe)
         WIRE_FAULT; `qp` is the low bits of the QPN the packet is addressed to, `info` the slot in
-        bits 7:0 and the opcode in 15:8.
+        bits 7:0, the opcode in 15:8 and the port in 16.
     on_stall_credits : Out(Probe)
 
     Timing
@@ -188,8 +223,8 @@ class Wire(wiring.Component):
     `rx_credit` follows one cycle after its beat was taken.
     """
 
-    def __init__(self, structure):
-        self._structure = structure
+    def __init__(self, structure, port=0):
+        self._structure, self._port = structure, port
         beats = stream.Signature(WireBeat)
         super().__init__(
             {
@@ -272,7 +307,7 @@ class Wire(wiring.Component):
 
         # A packet that is lost is swallowed here.
         slots = FAULT_SLOTS
-        m.submodules.injector = injector = FaultInjector(slots)
+        m.submodules.injector = injector = FaultInjector(slots, self._port)
         drop, dropping = Signal(), Signal()
         m.d.comb += [
             injector.faults.eq(self.faults),
@@ -282,7 +317,9 @@ class Wire(wiring.Component):
             self.on_dropped.valid.eq(injector.step & injector.hit),
             self.on_dropped.payload.reason.eq(DropReason.WIRE_FAULT),
             self.on_dropped.payload.qp.eq(beat.bth.dest_qp),
-            self.on_dropped.payload.info.eq(Cat(injector.slot, beat.bth.opcode)),
+            self.on_dropped.payload.info.eq(
+                Cat(injector.slot, beat.bth.opcode, Const(self._port, 1))
+            ),
         ]
         with m.If(taken):
             m.d.sync += dropping.eq(drop)
@@ -290,7 +327,7 @@ class Wire(wiring.Component):
         # Credits are counted as beats not yet given back, so that no load is needed at the start.
         used, credit = Signal(16), Signal()
         m.submodules.meter = meter = RateMeter(BYTE_FRACTION, _BYTES_BITS + 28)
-        m.submodules.stall = stall = StallMeter(StallCause.WIRE_CREDITS)
+        m.submodules.stall = stall = StallMeter(StallCause.WIRE_CREDITS, self._port)
         goes = Signal()
         m.d.comb += [
             credit.eq(used < self.timing.credits),
@@ -339,12 +376,14 @@ class Wire(wiring.Component):
             first.length.eq(header.length),
             first.wire_bytes.eq(_rounded(header.length) + self._overhead(header.opcode)),
             first.dest.eq(beat.dest),
+            first.port.eq(self._port),
             self.on_tx_last.valid.eq(departs & beat.last),
             last.dest_qp.eq(header.dest_qp),
             last.psn.eq(header.psn),
             last.opcode.eq(header.opcode),
             last.qp.eq(header.qp),
             last.wqe_index.eq(header.wqe_index),
+            last.port.eq(self._port),
         ]
 
     def _receive(self, m, arriving):
@@ -363,6 +402,7 @@ class Wire(wiring.Component):
             event.psn.eq(header.psn),
             event.opcode.eq(header.opcode),
             event.length.eq(header.length),
+            event.port.eq(self._port),
         ]
 
         beat, to_acks, kept = arriving.o.payload, Signal(), Signal()

@@ -191,10 +191,11 @@ class Idle:
         `costs` are the charged bytes of each beat.
         """
         pcie = self.pcie
-        up = cycles(getattr(pcie, f"{source}_ns"))
-        down = cycles(getattr(pcie, f"{target}_ns") + pcie.switch_ns)
+        up = cycles(pcie.edge_ns(source))
+        down = cycles(pcie.edge_ns(target) + pcie.switch_ns)
         meters = [
-            _Meter(byte_interval(getattr(pcie, f"{device}_gbps"))) for device in (source, target)
+            _Meter(byte_interval(pcie.rate_gbps(*link)))
+            for link in ((source, "up"), (target, "down"))
         ]
         ends = []
         for index, count in enumerate(costs):

@@ -325,7 +325,7 @@ class Machine:
             ("bw_nodes", u32, ()),
             ("bw_shared", pointer, ()),
             ("bw_memory", pointer, (u32, u32)),
-            ("bw_link", ctypes.c_int, (u32, u32, u64)),
+            ("bw_link", ctypes.c_int, (u32, u32, u32, u32, u64)),
             ("bw_preload", ctypes.c_int, (u32, u32, u64, ctypes.c_char_p, u64)),
             ("bw_start", ctypes.c_int, (u64, ctypes.c_int, ctypes.c_int, _HANDLER)),
             ("bw_stop", None, ()),
@@ -374,12 +374,14 @@ class Machine:
         """The handle for the agents of a node."""
         return self._nodes[number]
 
-    def link(self, source: int, target: int, cycles: int) -> None:
-        """Connect what `source` sends to what `target` receives.
+    def link(
+        self, source: int, target: int, cycles: int, *, source_port: int = 0, target_port: int = 0
+    ) -> None:
+        """Connect what a port of node `source` sends to what one of node `target` receives.
 
-        Beats and credits take `cycles` each way.
+        Beats and credits take `cycles` each way. The nodes may be the same.
         """
-        self._check(self._library.bw_link(source, target, cycles))
+        self._check(self._library.bw_link(source, source_port, target, target_port, cycles))
 
     def preload(self, node: int, memory: str, offset: int, data: bytes) -> None:
         """Write a memory before cycle 0, at no cost in time."""

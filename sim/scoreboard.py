@@ -65,7 +65,6 @@ class Rules:
     def of(cls, scenario):
         """Rules of a scenario."""
         pcie, plan = scenario.pcie, scenario.plan
-        rates = {Port.HOST: pcie.host_gbps, Port.GPU: pcie.gpu_gbps, Port.NIC: pcie.nic_gbps}
         bases = {
             (region.node, region.name): addresses.DATA + region.offset for region in plan.regions
         }
@@ -73,9 +72,9 @@ class Rules:
             connections=tuple(connections_of(plan)),
             depth=scenario.queues.sq_depth,
             link_intervals={
-                2 * port.value + way: byte_interval(rate)
-                for port, rate in rates.items()
-                for way in (0, 1)
+                2 * port.value + number: byte_interval(pcie.rate_gbps(port.name.lower(), way))
+                for port in Port
+                for number, way in enumerate(DIRECTIONS)
             },
             wire_interval=byte_interval(scenario.wire.gbps),
             targets={

@@ -427,12 +427,13 @@ class Fault(_Checked):
     node: int = number("Node that sends them.", 0, 63, key="from")
 
     @property
-    def slot(self) -> tuple[int, int, int]:
-        """(match, first, count) as `hw.config.timing_words` takes them."""
+    def slot(self) -> tuple[int, int, int, int]:
+        """(match, first, count, port) as `hw.config.timing_words` takes them."""
         return (
             {"any": 1, "request": 2, "ack": 3}[self.packet],
             self.first,
             0xFFFFFFFF if self.count == FOREVER else self.count,
+            0,
         )
 
 

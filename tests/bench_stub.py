@@ -187,6 +187,31 @@ async def scenario_crash(dut):
     os.abort()
 
 
+async def scenario_loopback(dut):
+    """Port 0 of the only node is wired to its port 1, with two lengths of cable."""
+    machine = Machine(dut)
+    machine.link(0, 0, 30, source_port=0, target_port=1)
+    machine.link(0, 0, 70, source_port=1, target_port=0)
+    node = machine.node(0)
+
+    async def agent():
+        for port in (0, 1):
+            arrival = node.watch("host", 0)
+            node.configure(0, port, (5 + port).to_bytes(16, "little"), due=1000 * (port + 1))
+            await arrival
+            assert int(node.memory("host")[0]) == 5 + port
+
+    machine.spawn(agent())
+    outcome = await machine.run(skip=cocotb.plusargs["skip"] == "1")
+    assert outcome.reason == "done"
+    log = [(int(e["cycle"]), int(e["kind"]), int(e["payload"][0])) for e in machine.events()]
+    beats = [entry for entry in log if entry[1] in (BEAT, BEAT + 1)]
+    credits = [entry[:2] for entry in log if entry[1] in (CREDIT, CREDIT + 1)]
+    # As in scenario_timing; the credit comes back by the link that leads the same way.
+    assert beats == [(1032, BEAT + 1, 5), (2072, BEAT, 6)], log
+    assert credits == [(1032 + 31, CREDIT), (2072 + 71, CREDIT + 1)], log
+
+
 async def scenario_wakes(dut):
     """Speed only: one agent per node wakes every cycle of its alarm."""
     machine = Machine(dut)
@@ -213,6 +238,8 @@ async def scenario_preload(dut):
         lambda: machine.link(2, 1, 5),
         lambda: machine.link(1, 2, 0),
         lambda: machine.link(1, len(machine), 5),
+        lambda: machine.link(1, 2, 5, source_port=2),
+        lambda: machine.link(1, 2, 5, target_port=2),
     ):
         refuses(refused)
 

@@ -151,7 +151,8 @@ def posted_beats(address, payload, *, mark=0, extra=None):
 
 def pcie_timing(**changes):
     """Values of `PcieTiming`."""
-    link = {"latency_up": 10, "latency_down": 20, "byte_interval": 1 << 20}
+    interval = {"byte_interval_up": 1 << 20, "byte_interval_down": 1 << 20}
+    link = {"latency_up": 10, "latency_down": 20, **interval}
     return {
         "gpu": link,
         "nic": link,

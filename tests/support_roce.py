@@ -97,6 +97,7 @@ def packet_beats(
     *,
     dest_qp=0,
     dest=0,
+    port=0,
     ack=0,
     solicited=0,
     reth=None,
@@ -120,6 +121,7 @@ def packet_beats(
         "ext": ext,
         "length": len(payload),
         "dest": dest,
+        "port": port,
         "qp": qp,
         "wqe_index": wqe_index,
     }
@@ -136,9 +138,9 @@ def packet_beats(
     ]
 
 
-def ack_beat(psn, *, dest_qp=0, dest=0, syndrome=0x1F, msn=0):
+def ack_beat(psn, *, syndrome=0x1F, msn=0, **header):
     ext = pack(Aeth, {"syndrome": syndrome, "msn": msn})
-    return packet_beats(RoceOpcode.ACK, psn, dest_qp=dest_qp, dest=dest, ext=ext)[0]
+    return packet_beats(RoceOpcode.ACK, psn, ext=ext, **header)[0]
 
 
 def write_packets(payload, mtu, psn, *, raddr=0, rkey=0, ack_every=0, solicited=0, **header):

@@ -1,8 +1,8 @@
 """The smallest thing that has the ports of a node (decision 2), to test the engine alone.
 
 It stores (op 1) and loads (op 2) bytes of the GPU memory by the gpu mailbox; a configure (op 3)
-sends the low bits of its data as a beat; a beat that arrives is written to the host memory at line
-0, logged, and its credit returned.
+sends the low bits of its data as a beat by the port that its address names; a beat that arrives is
+written to the host memory at line 0, logged, and its credit returned.
 """
 
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal
@@ -11,10 +11,15 @@ from amaranth.lib.wiring import In, Out
 
 __all__ = ["StubNode"]
 
-#: Event kinds of the stub: beat received, credit received, timed wait ended.
-BEAT, CREDIT, TIMER = 100, 101, 102
-#: A configure with this address starts a timed wait of `data` cycles.
-TIMER_ADDRESS = 1
+#: Event kinds of the stub: beat received, credit received (at port 0; 1 more for port 1), timed wait
+#: ended.
+BEAT, CREDIT, TIMER = 100, 102, 104
+#: A configure with address 0 or 1 sends by that port, with this one starts a timed wait of `data`
+#: cycles.
+TIMER_ADDRESS = 2
+
+
+PINS = ("rx_valid", "rx_beat", "tx_credit", "tx_valid", "tx_beat", "rx_credit")
 
 
 class StubBeat(data.Struct):
@@ -32,6 +37,12 @@ class StubNode(wiring.Component):
     tx_beat: Out(StubBeat)
     rx_credit: Out(1)
     tx_credit: In(1)
+    rx_valid_1: In(1)
+    rx_beat_1: In(StubBeat)
+    tx_valid_1: Out(1)
+    tx_beat_1: Out(StubBeat)
+    rx_credit_1: Out(1)
+    tx_credit_1: In(1)
     quiet: Out(1)
     next_due: Out(48)
 
@@ -39,13 +50,7 @@ class StubNode(wiring.Component):
         m = Module()
 
         now = Signal(48)
-        rx_valid, rx_beat, tx_credit = Signal(), Signal(StubBeat), Signal()
-        m.d.sync += [
-            now.eq(self.now),
-            rx_valid.eq(self.rx_valid),
-            rx_beat.eq(self.rx_beat),
-            tx_credit.eq(self.tx_credit),
-        ]
+        m.d.sync += now.eq(self.now)
 
         def mailbox(number):
             port = {
@@ -131,14 +136,26 @@ class StubNode(wiring.Component):
             i_data=line >> load_lane,
         )
 
-        # The link: one beat out per configure, one credit back per beat in.
-        send = config["valid"] & (config["address"] != TIMER_ADDRESS)
-        m.d.sync += [
-            self.tx_valid.eq(send),
-            self.tx_beat.number.eq(config["data"][:32]),
-            self.tx_beat.body.eq(config["data"][32:128]),
-            self.rx_credit.eq(rx_valid),
-        ]
+        # The links: one beat out per configure, one credit back per beat in.
+        busy, arrivals = [], []
+        for port, suffix in enumerate(("", "_1")):
+            pin = {name: getattr(self, name + suffix) for name in PINS}
+            rx_valid, rx_beat = Signal(name=f"arrived{suffix}"), Signal(StubBeat)
+            tx_credit = Signal(name=f"credited{suffix}")
+            m.d.sync += [
+                rx_valid.eq(pin["rx_valid"]),
+                rx_beat.eq(pin["rx_beat"]),
+                tx_credit.eq(pin["tx_credit"]),
+                pin["tx_valid"].eq(config["valid"] & (config["address"] == port)),
+                pin["tx_beat"].number.eq(config["data"][:32]),
+                pin["tx_beat"].body.eq(config["data"][32:128]),
+                pin["rx_credit"].eq(rx_valid),
+            ]
+            event(f"beat{suffix}", BEAT + port, rx_valid, rx_beat.as_value())
+            event(f"credit{suffix}", CREDIT + port, tx_credit, now)
+            busy += [rx_valid, tx_credit, pin["tx_valid"], pin["rx_credit"]]
+            arrivals.append((rx_valid, rx_beat))
+        (_, first), (second_valid, second) = arrivals
         m.submodules.host_memory = Instance(
             "sim_memory",
             i_clk=ClockSignal(),
@@ -148,17 +165,15 @@ class StubNode(wiring.Component):
             i_pw_addr=Const(0, 64),
             i_pw_be=Const(0, 64),
             i_pw_data=Const(0, 512),
-            i_fw_en=rx_valid,
+            i_fw_en=arrivals[0][0] | second_valid,
             i_fw_addr=Const(0, 64),
             i_fw_be=Const((1 << 16) - 1, 64),
-            i_fw_data=rx_beat.as_value(),
+            i_fw_data=Mux(second_valid, second.as_value(), first.as_value()),
             i_fr_en=Const(0),
             i_fr_addr=Const(0, 64),
             i_pr_en=Const(0),
             i_pr_addr=Const(0, 64),
         )
-        event("beat", BEAT, rx_valid, rx_beat.as_value())
-        event("credit", CREDIT, tx_credit, now)
 
         # A timed wait.
         armed, due, fired = Signal(), Signal(48), Signal()
@@ -172,14 +187,11 @@ class StubNode(wiring.Component):
         m.d.comb += [
             self.quiet.eq(
                 ~(
-                    rx_valid
-                    | tx_credit
+                    Cat(busy).any()
                     | gpu["valid"]
                     | config["valid"]
                     | trace_valid
                     | load
-                    | self.tx_valid
-                    | self.rx_credit
                 )
             ),
             self.next_due.eq(Mux(armed, due, (1 << 48) - 1)),

@@ -463,11 +463,22 @@ def test_fabric_routes_by_address_and_requester():
 
 @pytest.mark.parametrize("length", [8, 64])
 def test_fabric_crossing_by_the_closed_form(length):
-    """A doorbell write GPU to NIC on an idle fabric; the two links have different rates."""
+    """A doorbell write GPU to NIC on an idle fabric; the two links, and their ways, have different
+    rates."""
     fast, slow = byte_interval(400), byte_interval(100)
     timing = {
-        "gpu": {"latency_up": 120, "latency_down": 150, "byte_interval": fast},
-        "nic": {"latency_up": 60, "latency_down": 95, "byte_interval": slow},
+        "gpu": {
+            "latency_up": 120,
+            "latency_down": 150,
+            "byte_interval_up": fast,
+            "byte_interval_down": 1,
+        },
+        "nic": {
+            "latency_up": 60,
+            "latency_down": 95,
+            "byte_interval_up": 1,
+            "byte_interval_down": slow,
+        },
     }
     _, _, sinks, _ = fabric_run(
         {(Port.GPU, "posted"): posted_beats(NIC, bytes(length))}, 400, **timing

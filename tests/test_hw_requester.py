@@ -34,6 +34,7 @@ def contexts_of(qps=4, start_psn=0, mtu_log2=8):
             "peer_node": 3 + qp,
             "start_psn": (start_psn + 7 * qp) & PSN_MASK,
             "mtu_log2": mtu_log2,
+            "port": qp & 1,
         }
         for qp in range(qps)
     }
@@ -82,6 +83,7 @@ def ref_packets(ops, contexts, ack_every=0):
             solicited=item.get("solicited", 0),
             dest_qp=contexts[qp]["peer_qpn"],
             dest=contexts[qp]["peer_node"],
+            port=contexts[qp]["port"],
             qp=qp,
             wqe_index=item["wqe_index"],
         )

@@ -36,6 +36,7 @@ def contexts_of(qps=4, psn=0, msn=0):
             "expected_psn": (psn + 11 * qp) & PSN_MASK,
             "start_msn": msn,
             "mtu_log2": 8,
+            "port": qp & 1,
         }
         for qp in range(qps)
     }
@@ -58,6 +59,7 @@ def ref_responder(packets, contexts):
 
     def answer(context, psn, msn, syndrome=0x1F):
         ends = {"dest_qp": context["peer_qpn"], "dest": context["peer_node"]}
+        ends["port"] = context["port"]
         acks.append(normal(ack_beat(psn, msn=msn, syndrome=syndrome, **ends)))
 
     for packet in packets:

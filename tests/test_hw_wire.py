@@ -53,8 +53,9 @@ class Run:
         expect=None,
         limit=5000,
         tail=40,
+        port=0,
     ):
-        self.dut = dut = Wire(STRUCTURE)
+        self.dut = dut = Wire(STRUCTURE, port)
         self.requests, self.acks = (
             Source(dut.requests, requests, idle, seed),
             Source(dut.acks, acks, idle, seed + 1),
@@ -72,7 +73,9 @@ class Run:
             Sink(dut.rx_requests, stall, seed + 2),
             Sink(dut.rx_acks, stall, seed + 3),
         )
-        slots = [{"match": match, "first": first, "count": count} for match, first, count in faults]
+        slots = [
+            dict(zip(("match", "first", "count", "port"), fault, strict=True)) for fault in faults
+        ]
         self.bench = Bench(
             dut,
             [
@@ -136,7 +139,7 @@ def requests_of(lengths, mtu=1024, seed=1):
 @pytest.mark.parametrize("length", [0, 1, 8, 64, 65, 1024, 1027])
 def test_latency_closed_form_on_an_idle_wire(gbps, length):
     packets = requests_of([length], mtu=2048)
-    run = Run(flat(packets), gbps=gbps, expect=len(packets[0]))
+    run = Run(flat(packets), gbps=gbps, expect=len(packets[0]), port=1)
     accepted = run.requests.taken[0][0]
     ends = accepted + math.ceil(span(charged(packets[0]), gbps))
     if length > 64:
@@ -150,7 +153,7 @@ def test_latency_closed_form_on_an_idle_wire(gbps, length):
     assert run.cycles_of("on_tx_last") == [ends] and run.sent.items[-1][0] == ends + 1
     assert run.beats == flat(packets)
     (first,), (last,) = run.bench.of("on_tx_first"), run.bench.of("on_tx_last")
-    header = {"dest_qp": 0x502, "psn": 0, "opcode": 0x0A, "qp": 0, "wqe_index": 0}
+    header = {"dest_qp": 0x502, "psn": 0, "opcode": 0x0A, "qp": 0, "wqe_index": 0, "port": 1}
     assert (
         first == {**header, "length": length, "wire_bytes": charged(packets[0]), "dest": 9}
         and last == header
@@ -199,13 +202,15 @@ def test_packets_are_not_interleaved_and_acks_go_first(seed, idle):
 @pytest.mark.parametrize(
     "faults,lost",
     [
-        ([(1, 0, 1)], lambda number, kind, nth: number == 0),
-        ([(1, 3, 2)], lambda number, kind, nth: number in (3, 4)),
-        ([(2, 2, 3)], lambda number, kind, nth: kind == "request" and 2 <= nth < 5),
-        ([(3, 1, 1)], lambda number, kind, nth: kind == "ack" and nth == 1),
-        ([(3, 2, ALWAYS)], lambda number, kind, nth: kind == "ack" and nth >= 2),
+        ([(1, 0, 1, 1)], lambda number, kind, nth: number == 0),
+        ([(1, 3, 2, 1)], lambda number, kind, nth: number in (3, 4)),
+        ([(2, 2, 3, 1)], lambda number, kind, nth: kind == "request" and 2 <= nth < 5),
+        ([(3, 1, 1, 1)], lambda number, kind, nth: kind == "ack" and nth == 1),
+        ([(3, 2, ALWAYS, 1)], lambda number, kind, nth: kind == "ack" and nth >= 2),
+        # A slot of the other port.
+        ([(1, 0, ALWAYS, 0), (1, 3, 2, 1)], lambda number, kind, nth: number in (3, 4)),
         (
-            [(0, 0, ALWAYS), (2, 1, 1), (1, 9, 2), (3, 0, 1)],
+            [(0, 0, ALWAYS, 1), (2, 1, 1, 1), (1, 9, 2, 1), (3, 0, 1, 1)],
             lambda number, kind, nth: (
                 (kind == "request" and nth == 1)
                 or number in (9, 10)
@@ -226,7 +231,7 @@ def test_fault_slots_drop_what_they_name(faults, lost):
         packet for number, (kind, nth, packet) in enumerate(order) if not lost(number, kind, nth)
     ]
     gone = [packet for number, (kind, nth, packet) in enumerate(order) if lost(number, kind, nth)]
-    run = Run(requests, acks, faults=faults)
+    run = Run(requests, acks, faults=faults, port=1)
     assert run.beats == flat(kept)
     events = run.bench.of("on_dropped")
     assert len(events) == len(gone) > 0
@@ -236,12 +241,13 @@ def test_fault_slots_drop_what_they_name(faults, lost):
             DropReason.WIRE_FAULT.value,
             bth["dest_qp"] & 0xFFF,
         )
-        assert event["info"] >> 8 == bth["opcode"].value and faults[event["info"] & 0xFF][0] != 0
+        assert event["info"] >> 8 == 1 << 8 | bth["opcode"].value
+        assert faults[event["info"] & 0xFF][0] != 0 and faults[event["info"] & 0xFF][3] == 1
 
 
 def test_lost_packets_cost_neither_wire_time_nor_credits():
     packets = requests_of([1024] * 6)
-    run = Run(flat(packets), gbps=100, credits=16, faults=[(1, 1, 5)], expect=16)
+    run = Run(flat(packets), gbps=100, credits=16, faults=[(1, 1, 5, 0)], expect=16)
     assert run.beats == flat(packets[:1])
     cycles = [cycle for cycle, _ in run.requests.taken]
     assert cycles[-1] - cycles[16] == 5 * 16 - 1
@@ -249,7 +255,7 @@ def test_lost_packets_cost_neither_wire_time_nor_credits():
 
 def test_credits_bound_the_beats_in_flight():
     packets = requests_of([1024, 8, 3000] * 3)
-    run = Run(flat(packets), credits=7, back=50, expect=len(flat(packets)))
+    run = Run(flat(packets), credits=7, back=50, expect=len(flat(packets)), port=1)
     assert run.beats == flat(packets)
     taken, returned = (
         [cycle for cycle, _ in run.requests.taken],
@@ -258,7 +264,9 @@ def test_credits_bound_the_beats_in_flight():
     for i, cycle in enumerate(taken):
         assert i < 7 or returned[i - 7] < cycle, "a beat went without a credit"
     stalls = run.bench.of("on_stall_credits")
-    assert stalls and all(stall["cause"] == StallCause.WIRE_CREDITS.value for stall in stalls)
+    assert stalls
+    causes = {(stall["cause"], stall["where"]) for stall in stalls}
+    assert causes == {(StallCause.WIRE_CREDITS.value, 1)}
     # A credit that comes back in cycle c is used in c + 1.
     assert all(taken[i + 7] == returned[i] + 1 for i in range(0, len(taken) - 7, 7))
 
@@ -282,7 +290,7 @@ def arrivals_of(seed=1):
 def test_arrivals_are_offered_after_the_receive_delay(rx):
     packets = arrivals_of()
     arrivals = [(3 * i, beat) for i, beat in enumerate(flat(packets))]
-    run = Run(arrivals=arrivals, rx=rx)
+    run = Run(arrivals=arrivals, rx=rx, port=1)
     offered = sorted(run.rx_requests.items + run.rx_acks.items, key=lambda item: item[0])
     assert [cycle for cycle, _ in offered] == [cycle + max(1, rx) for cycle, _ in arrivals]
     assert [cycle for cycle, _ in run.given.items] == [cycle + 1 for cycle, _ in offered]
@@ -293,6 +301,7 @@ def test_arrivals_are_offered_after_the_receive_delay(rx):
             "psn": packet[0]["bth"]["psn"],
             "opcode": packet[0]["bth"]["opcode"].value,
             "length": packet[0]["length"],
+            "port": 1,
         }
         for packet in packets
     ]
@@ -347,7 +356,7 @@ def test_skipping_quiet_cycles_changes_nothing():
             arrivals=arrivals,
             stall=0.3,
             skip=skip,
-            faults=[(2, 1, 1)],
+            faults=[(2, 1, 1, 0)],
             expect=len(flat(packets)) + 10 - len(packets[1]),
         )
         return (

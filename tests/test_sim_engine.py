@@ -68,6 +68,11 @@ def test_event_log_is_the_same_without_skipping_and_without_python(nodes, tmp_pa
 
 
 @pytest.mark.parametrize("skip", [True, False])
+def test_a_node_may_be_linked_to_itself_port_by_port(skip, tmp_path):
+    passed("loopback", tmp_path, nodes=1, skip=skip)
+
+
+@pytest.mark.parametrize("skip", [True, False])
 def test_nothing_due_and_nothing_pending_is_a_hang(skip, tmp_path):
     passed("hang", tmp_path, skip=skip)
 

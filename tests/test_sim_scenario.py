@@ -93,7 +93,7 @@ def test_timing_words_carry_the_faults_of_their_node():
         HEAD + PUT + '[[fault]]\nkind = "drop"\npacket = "ack"\nfrom = 1\ncount = -1\n'
     )
     assert scenario.faults == (Fault(kind="drop", packet="ack", node=1, count=FOREVER),)
-    assert scenario.faults[0].slot == (3, 0, 0xFFFFFFFF)
+    assert scenario.faults[0].slot == (3, 0, 0xFFFFFFFF, 0)
     assert scenario.timing_words(0) == loads(HEAD + PUT).timing_words(0)
     assert scenario.timing_words(1) != scenario.timing_words(0)
 

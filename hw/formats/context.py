@@ -52,6 +52,8 @@ class TxContext(data.Struct):
     peer_node: 8
     start_psn: 24
     mtu_log2: 4
+    #: Wire port of the QP: its packets leave by it.
+    port: 1
 
 
 class RxContext(data.Struct):
@@ -64,6 +66,8 @@ class RxContext(data.Struct):
     expected_psn: 24
     start_msn: 24
     mtu_log2: 4
+    #: Wire port of the QP: its ACKs leave by it.
+    port: 1
 
 
 class CqContext(data.Struct):

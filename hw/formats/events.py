@@ -172,6 +172,8 @@ class TxFirst(data.Struct):
     length: 13
     wire_bytes: 13
     dest: 8
+    #: Wire port of the NIC.
+    port: 1
 
 
 class TxLast(data.Struct):
@@ -180,6 +182,7 @@ class TxLast(data.Struct):
     opcode: 8
     qp: 12
     wqe_index: 16
+    port: 1
 
 
 class RxLast(data.Struct):
@@ -189,6 +192,7 @@ class RxLast(data.Struct):
     psn: 24
     opcode: 8
     length: 13
+    port: 1
 
 
 class AckReceived(data.Struct):
@@ -253,7 +257,7 @@ class Stall(data.Struct):
     """A stall ended; emitted in the cycle after its last one."""
 
     cause: StallCause
-    #: Which instance: link number, or 0.
+    #: Which instance: PCIe link, wire port, or 0.
     where: 4
     cycles: 32
     #: High while the stall lasts (then nothing is logged): the node must not sleep, or cycles would

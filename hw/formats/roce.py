@@ -236,6 +236,8 @@ class WireBeat(data.Struct):
     length: 13
     #: Node the packet goes to.
     dest: 8
+    #: Wire port of the sender's NIC that it leaves by.
+    port: 1
     #: Sideband for the event log: sender's QP and WQE it belongs to (decision 5). Steers nothing.
     qp: 12
     wqe_index: 16

@@ -71,13 +71,16 @@ bool Engine::fail(const std::string& text) {
     return false;
 }
 
-bool Engine::link(u32 from, u32 to, u64 cycles) {
+bool Engine::link(const Link& link) {
     if (started) return fail("links are set before cycle 0");
-    if (from >= nodes_ || to >= nodes_) return fail("a link names a node that does not exist");
-    if (cycles < 1) return fail("the propagation of a link is at least 1 cycle");
-    for (const Link& link : links)
-        if (link.from == from || link.to == to) return fail("a node sends on one link and receives from one link");
-    links.push_back({from, to, cycles});
+    if (link.from >= nodes_ || link.to >= nodes_) return fail("a link names a node that does not exist");
+    if (std::max(link.from_port, link.to_port) >= models->ports()) return fail("a link names a port that the nodes do not have");
+    if (link.cycles < 1) return fail("the propagation of a link is at least 1 cycle");
+    for (const Link& other : links)
+        if (std::tie(link.from, link.from_port) == std::tie(other.from, other.from_port) ||
+            std::tie(link.to, link.to_port) == std::tie(other.to, other.to_port))
+            return fail("a port sends on one link and receives from one link");
+    links.push_back(link);
     return true;
 }
 
@@ -254,7 +257,7 @@ std::string Engine::events_sha256() {
 }
 
 // The recording: magic, counts, then links, bulk writes and commands as they are in memory (little endian).
-static constexpr char MAGIC[8] = {'B', 'W', 'S', 'T', 'I', 'M', '0', '1'};
+static constexpr char MAGIC[8] = {'B', 'W', 'S', 'T', 'I', 'M', '0', '2'};
 
 bool Engine::save(const char* path) {
     if (!recording_) return fail("the run was not recorded");
@@ -287,7 +290,7 @@ bool Engine::load(const char* path) {
     if (head[0] != nodes_) return fail("the recording is of another number of nodes");
     for (u64 i = 0; i < head[1]; ++i) {
         Link one;
-        if (!get(&one, sizeof one) || !link(one.from, one.to, one.cycles)) return fail("the recording is damaged (links)");
+        if (!get(&one, sizeof one) || !link(one)) return fail("the recording is damaged (links)");
     }
     std::vector<u8> bytes;
     for (u64 i = 0; i < head[2]; ++i) {
@@ -364,7 +367,9 @@ void* bw_shared() { return Engine::get().shared; }
 void* bw_memory(unsigned node, unsigned memory) {
     return node < Engine::get().nodes() && memory < bellwire::MEMORIES ? Engine::get().memory(node, memory) : nullptr;
 }
-int bw_link(unsigned from, unsigned to, unsigned long long cycles) { return Engine::get().link(from, to, cycles); }
+int bw_link(unsigned from, unsigned from_port, unsigned to, unsigned to_port, unsigned long long cycles) {
+    return Engine::get().link({from, from_port, to, to_port, cycles});
+}
 int bw_preload(unsigned node, unsigned memory, unsigned long long offset, const unsigned char* bytes, unsigned long long length) {
     return Engine::get().preload(node, memory, offset, bytes, length);
 }

@@ -91,8 +91,9 @@ struct Shared {
     Wake wakes[WAKES];
 };
 
+// From a wire port of a node to one of a node, which may be the same.
 struct Link {
-    u32 from, to;
+    u32 from, from_port, to, to_port;
     u64 cycles;
 };
 
@@ -128,6 +129,8 @@ class Models {
 public:
     virtual ~Models() = default;
     virtual void reset() = 0;
+    // Wire ports of a node.
+    virtual u32 ports() const = 0;
     // Runs until a wake that no handler took, a stop, or the time `deadline` (steps).
     virtual Stop run(u64 deadline) = 0;
     virtual bool trace_open(const char* path) = 0;
@@ -145,7 +148,7 @@ public:
     u64 mail_due(u32 node) const { return mail_due_[node]; }
 
     // Before cycle 0.
-    bool link(u32 from, u32 to, u64 cycles);
+    bool link(const Link& link);
     bool preload(u32 node, u32 memory, u64 offset, const u8* bytes, u64 length);
     bool start(u64 limit, bool skip, bool record);
 

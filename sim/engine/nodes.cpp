@@ -1,6 +1,8 @@
 // The Verilated nodes and the lock-step clock loop (decision 2). The only file that includes the generated model.
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "Vnode.h"
@@ -54,16 +56,46 @@ private:
 
 struct Nothing {};
 
+// The pins of a wire port.
+struct Pins {
+    CData *rx_valid, *tx_credit, *tx_valid, *rx_credit;
+    Beat *rx_beat, *tx_beat;
+};
+
+// Pins by port. Which a node has is in its Verilog, and so in its class.
+template <typename Model, typename = void>
+struct WirePorts {
+    static constexpr u32 COUNT = 1;
+    static Pins pins(Model& m, u32) { return {&m.rx_valid, &m.tx_credit, &m.tx_valid, &m.rx_credit, &m.rx_beat, &m.tx_beat}; }
+};
+
+template <typename Model>
+struct WirePorts<Model, std::void_t<decltype(Model::rx_valid_1)>> {
+    static constexpr u32 COUNT = 2;
+    static Pins pins(Model& m, u32 port) {
+        if (port == 0) return {&m.rx_valid, &m.tx_credit, &m.tx_valid, &m.rx_credit, &m.rx_beat, &m.tx_beat};
+        return {&m.rx_valid_1, &m.tx_credit_1, &m.tx_valid_1, &m.rx_credit_1, &m.rx_beat_1, &m.tx_beat_1};
+    }
+};
+
+constexpr u32 WIRE_PORTS = WirePorts<Vnode>::COUNT;
+
+// A wire port of a node.
+struct Port {
+    Pins pins{};
+    Timed<Beat> beats;       // arriving here
+    Timed<Nothing> credits;  // coming back here
+    Port* peer = nullptr;    // where the link from here ends
+    u64 peer_cycles = 0;
+    Port* source = nullptr;  // where the link that ends here begins
+    u64 source_cycles = 0;
+};
+
 struct Node {
     std::unique_ptr<Vnode> model;
     u32 id = 0;
     u64 eval_due = 0;
-    Timed<Beat> beats;       // arriving here
-    Timed<Nothing> credits;  // coming back here
-    Node* peer = nullptr;    // where this node's link ends
-    u64 peer_cycles = 0;
-    Node* source = nullptr;  // where the link that ends here begins
-    u64 source_cycles = 0;
+    std::array<Port, WIRE_PORTS> ports;
 };
 
 class Nodes final : public Models {
@@ -72,8 +104,11 @@ public:
         for (u32 i = 0; i < engine.nodes(); ++i) {
             nodes_[i].id = i;
             nodes_[i].model = std::make_unique<Vnode>(context, ("n" + std::to_string(i)).c_str());
+            for (u32 port = 0; port < WIRE_PORTS; ++port) nodes_[i].ports[port].pins = WirePorts<Vnode>::pins(*nodes_[i].model, port);
         }
     }
+
+    u32 ports() const override { return WIRE_PORTS; }
 
     ~Nodes() override {
         trace_close();
@@ -82,7 +117,7 @@ public:
 
     void reset() override {
         for (const Link& link : engine_.links) {
-            Node &from = nodes_[link.from], &to = nodes_[link.to];
+            Port &from = nodes_[link.from].ports[link.from_port], &to = nodes_[link.to].ports[link.to_port];
             from.peer = &to;
             from.peer_cycles = link.cycles;
             to.source = &from;
@@ -93,8 +128,7 @@ public:
             model.node_id = static_cast<u8>(node.id);
             model.now = 0;
             model.mailbox_due = 0;
-            model.rx_valid = 0;
-            model.tx_credit = 0;
+            for (Port& port : node.ports) *port.pins.rx_valid = *port.pins.tx_credit = 0;
             for (u32 i = 0; i < 2 * RESET_CYCLES; ++i) {
                 model.rst = i < RESET_CYCLES;
                 model.clk = 0;
@@ -154,7 +188,9 @@ private:
     static u64 start_of(u64 cycle) { return (cycle + 1) * CYCLE_STEPS; }
 
     u64 due(const Node& node) const {
-        return std::min(std::min(node.eval_due, engine_.mail_due(node.id)), std::min(node.beats.due(), node.credits.due()));
+        u64 due = std::min(node.eval_due, engine_.mail_due(node.id));
+        for (const Port& port : node.ports) due = std::min({due, port.beats.due(), port.credits.due()});
+        return due;
     }
 
     void cycle() {
@@ -190,13 +226,7 @@ private:
         if (engine_.mail_due(node.id) <= now)
             for (u32 port = 0; port < PORTS; ++port) mail |= static_cast<u8>((engine_.mailbox(node.id, port).due() <= now) << port);
         model.mailbox_due = mail;
-        model.rx_valid = node.beats.due() <= now;
-        if (model.rx_valid) {
-            model.rx_beat = node.beats.front();
-            node.beats.pop();
-        }
-        model.tx_credit = node.credits.due() <= now;
-        if (model.tx_credit) node.credits.pop();
+        for (Port& port : node.ports) arrive(port, now);
         model.eval();
     }
 
@@ -206,18 +236,7 @@ private:
         model.clk = 1;
         model.eval();
         ++engine_.evaluated;
-        if (model.tx_valid) {
-            if (node.peer)
-                node.peer->beats.push(now + node.peer_cycles, model.tx_beat);
-            else
-                no_link(node, "sends a beat, but no link leaves it");
-        }
-        if (model.rx_credit) {
-            if (node.source)
-                node.source->credits.push(now + node.source_cycles, {});
-            else
-                no_link(node, "returns a credit, but no link enters it");
-        }
+        for (Port& port : node.ports) depart(node, port, now);
         if (!model.quiet)
             node.eval_due = now + 1;
         else if (model.next_due == NO_CYCLE)
@@ -226,8 +245,36 @@ private:
             node.eval_due = std::max<u64>(model.next_due, now + 1);
     }
 
-    void no_link(const Node& node, const char* what) {
-        engine_.fail("node " + std::to_string(node.id) + " " + what + " (cycle " + std::to_string(engine_.now) + ")");
+    static void arrive(Port& port, u64 now) {
+        const Pins& pins = port.pins;
+        *pins.rx_valid = port.beats.due() <= now;
+        if (*pins.rx_valid) {
+            *pins.rx_beat = port.beats.front();
+            port.beats.pop();
+        }
+        *pins.tx_credit = port.credits.due() <= now;
+        if (*pins.tx_credit) port.credits.pop();
+    }
+
+    void depart(const Node& node, const Port& port, u64 now) {
+        const Pins& pins = port.pins;
+        if (*pins.tx_valid) {
+            if (port.peer)
+                port.peer->beats.push(now + port.peer_cycles, *pins.tx_beat);
+            else
+                no_link(node, port, "sends a beat, but no link leaves it");
+        }
+        if (*pins.rx_credit) {
+            if (port.source)
+                port.source->credits.push(now + port.source_cycles, {});
+            else
+                no_link(node, port, "returns a credit, but no link enters it");
+        }
+    }
+
+    void no_link(const Node& node, const Port& port, const char* what) {
+        engine_.fail("port " + std::to_string(&port - node.ports.data()) + " of node " + std::to_string(node.id) + " " + what +
+                     " (cycle " + std::to_string(engine_.now) + ")");
         engine_.stop(Stop::error);
     }
 
