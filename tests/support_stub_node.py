@@ -11,8 +11,8 @@ from amaranth.lib.wiring import In, Out
 
 __all__ = ["StubNode"]
 
-#: Event kinds of the stub: beat received, credit received (at port 0; 1 more for port 1), timed wait
-#: ended.
+#: Event kinds of the stub: beat received, credit received (at port 0; at port 1 one more), timed
+#: wait ended.
 BEAT, CREDIT, TIMER = 100, 102, 104
 #: A configure with address 0 or 1 sends by that port, with this one starts a timed wait of `data`
 #: cycles.
@@ -185,15 +185,7 @@ class StubNode(wiring.Component):
         event("timer", TIMER, fired, due)
 
         m.d.comb += [
-            self.quiet.eq(
-                ~(
-                    Cat(busy).any()
-                    | gpu["valid"]
-                    | config["valid"]
-                    | trace_valid
-                    | load
-                )
-            ),
+            self.quiet.eq(~(Cat(busy).any() | gpu["valid"] | config["valid"] | trace_valid | load)),
             self.next_due.eq(Mux(armed, due, (1 << 48) - 1)),
         ]
         return m

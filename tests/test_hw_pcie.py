@@ -463,8 +463,7 @@ def test_fabric_routes_by_address_and_requester():
 
 @pytest.mark.parametrize("length", [8, 64])
 def test_fabric_crossing_by_the_closed_form(length):
-    """A doorbell write GPU to NIC on an idle fabric; the two links, and their ways, have different
-    rates."""
+    """A doorbell write GPU to NIC on an idle fabric; both links, and their ways, differ in rate."""
     fast, slow = byte_interval(400), byte_interval(100)
     timing = {
         "gpu": {
