@@ -26,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,14 @@ _NEVER = (1 << 64) - 1
 # Layouts of sim/engine/engine.h.
 _HEAD = struct.Struct("<QQQQQ216s")
 _REQUEST = struct.Struct("<QQQBBBB64s4x")
-_WAKE = struct.Struct("<QQHHHxx64s")
-_pack_request, _REQUEST_BYTES = _REQUEST.pack_into, _REQUEST.size
+#: Of a wake: token, kind and data.
+_WAKE = struct.Struct("<8xQH6x64s")
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
+
+
+def _view(address: int, size: int) -> memoryview:
+    """Bytes of the engine."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 class EngineError(Exception):
@@ -93,13 +99,12 @@ class Outcome:
 class Wait:
     """Something an agent can await once. It is armed when it is made, not when it is awaited."""
 
-    __slots__ = ("_cancel", "_done", "_value", "_waiter")
+    __slots__ = ("_done", "_value", "_waiter")
 
-    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._done = False
         self._value: Any = None
         self._waiter: Callable[[], None] | None = None
-        self._cancel = cancel
 
     def __await__(self) -> Generator[Wait, None, Any]:
         if not self._done:
@@ -115,8 +120,6 @@ class Wait:
         """Give it up. Nobody may await it afterwards."""
         if not self._done:
             self._waiter = None
-            if self._cancel:
-                self._cancel()
 
     def _finish(self, value: Any) -> None:
         self._done, self._value = True, value
@@ -135,6 +138,42 @@ class _Load(Wait):
 
     def _finish(self, value: bytes) -> None:
         super()._finish(value[: self._length])
+
+
+class _Watch(Wait):
+    """A wait for a commit to a line."""
+
+    __slots__ = ("_arguments", "_machine", "_token")
+
+    def __init__(self, machine: Machine, node: int, memory: int, address: int) -> None:
+        super().__init__()
+        self._machine, self._token = machine, machine._expect(self)
+        self._arguments = (address, self._token, node, memory)
+        machine._add((0, *self._arguments, _WATCH, 0, b""))
+
+    def cancel(self) -> None:
+        if not self._done:
+            self._waiter = None
+            if self._machine._forget(self._token):
+                self._machine._add((0, *self._arguments, _UNWATCH, 0, b""))
+
+
+class _Alarm(Wait):
+    """A wait for a cycle."""
+
+    __slots__ = ("_cycle", "_machine", "_node", "_token")
+
+    def __init__(self, machine: Machine, node: int, cycle: int) -> None:
+        super().__init__()
+        self._machine, self._token = machine, machine._expect(self)
+        self._node, self._cycle = node, cycle
+        machine._add((cycle, 0, self._token, node, 0, _ALARM, 0, b""))
+
+    def cancel(self) -> None:
+        if not self._done:
+            self._waiter = None
+            if self._machine._forget(self._token):
+                self._machine._add((self._cycle, 0, self._token, self._node, 0, _UNALARM, 0, b""))
 
 
 class Task(Wait):
@@ -179,7 +218,7 @@ class Node:
     def __init__(self, machine: Machine, number: int) -> None:
         self.number = number
         self._machine = machine
-        self._request = machine._request
+        self._add = machine._add
 
     @property
     def now(self) -> int:
@@ -193,36 +232,39 @@ class Node:
 
         `mark` is repeated by the events that the store causes (decision 5).
         """
-        lane = address % LINE
-        if not 0 < len(data) <= LINE - lane:
+        room, length = LINE - address % LINE, len(data)
+        if not 0 < length <= room:
             raise ValueError(
-                f"store of {len(data)} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
+                f"store of {length} bytes at {address:#x}: allowed 1 to {room} (one line)"
             )
-        self._command(due, address, mark, _PORT_OF[port], _STORE, len(data), data)
+        due = self._due(due)
+        self._add((due, address, mark, self.number, _PORT_OF[port], _STORE, length, data))
 
     def load(self, port: str, address: int, length: int, due: int | None = None) -> Wait:
         """Read `length` bytes at `address` by a processor; the wait gives them."""
-        lane = address % LINE
-        if not 0 < length <= LINE - lane:
+        room = LINE - address % LINE
+        if not 0 < length <= room:
             raise ValueError(
-                f"load of {length} bytes at {address:#x}: allowed 1 to {LINE - lane} (one line)"
+                f"load of {length} bytes at {address:#x}: allowed 1 to {room} (one line)"
             )
-        wait = _Load(length)
-        self._command(due, address, self._machine._expect(wait), _PORT_OF[port], _LOAD, length, b"")
+        due, wait = self._due(due), _Load(length)
+        token = self._machine._expect(wait)
+        self._add((due, address, token, self.number, _PORT_OF[port], _LOAD, length, b""))
         return wait
 
     def configure(self, table: int, index: int, data: bytes, due: int | None = None) -> None:
         """Write one word (up to 64 bytes) of a table by the configuration bus."""
         if not 0 < len(data) <= LINE:
             raise ValueError(f"configuration word of {len(data)} bytes: allowed 1 to {LINE}")
-        self._command(due, table << 32 | index, 0, _PORT_OF["config"], _CONFIGURE, len(data), data)
+        due, port = self._due(due), _PORT_OF["config"]
+        self._add((due, table << 32 | index, 0, self.number, port, _CONFIGURE, len(data), data))
 
     def trace(self, kind: int, payload: int | bytes, due: int | None = None) -> None:
         """Log an event (160-bit payload) in the due cycle."""
         data = payload.to_bytes(20, "little") if isinstance(payload, int) else payload
         if len(data) > 20:
             raise ValueError(f"event payload of {len(data)} bytes: allowed up to 20")
-        self._command(due, 0, int(kind), _TRACE_PORT, _TRACE, 20, data)
+        self._add((self._due(due), 0, int(kind), self.number, _TRACE_PORT, _TRACE, 20, data))
 
     def memory(self, name: str) -> np.ndarray:
         """All committed bytes of a memory, read only."""
@@ -233,33 +275,15 @@ class Node:
 
         The wait gives the cycle. It is armed at once: arm, look, then await, and no commit is lost.
         """
-        machine, number, which = self._machine, self.number, _MEMORY_OF[memory]
-        wait = Wait()
-        token = machine._expect(wait)
-        self._request(0, address, token, number, which, _WATCH, 0, b"")
-
-        def cancel() -> None:
-            if machine._forget(token):
-                machine._request(0, address, token, number, which, _UNWATCH, 0, b"")
-
-        wait._cancel = cancel
-        return wait
+        return _Watch(self._machine, self.number, _MEMORY_OF[memory], address)
 
     def until(self, cycle: int) -> Wait:
         """Wait for a cycle (a past or present one: do not sleep); the wait gives it."""
-        machine, number = self._machine, self.number
+        machine = self._machine
+        if cycle > machine.now:
+            return _Alarm(machine, self.number, cycle)
         wait = Wait()
-        if cycle <= machine.now:
-            wait._finish(machine.now)
-            return wait
-        token = machine._expect(wait)
-        self._request(cycle, 0, token, number, 0, _ALARM, 0, b"")
-
-        def cancel() -> None:
-            if machine._forget(token):
-                machine._request(cycle, 0, token, number, 0, _UNALARM, 0, b"")
-
-        wait._cancel = cancel
+        wait._finish(machine.now)
         return wait
 
     def sleep(self, cycles: int) -> Wait:
@@ -290,21 +314,13 @@ class Node:
         """Start another agent of this node."""
         return self._machine.spawn(coroutine, name, daemon)
 
-    def _command(
-        self,
-        due: int | None,
-        address: int,
-        token: int,
-        port: int,
-        op: int,
-        length: int,
-        data: bytes,
-    ) -> None:
+    def _due(self, due: int | None) -> int:
         now = self._machine.now
-        when = now + 1 if due is None else due
-        if when <= now:
-            raise EngineError(f"a command is due in cycle {when}, but cycle {now} is done")
-        self._request(when, address, token, self.number, port, op, length, data)
+        if due is None:
+            return now + 1
+        if due <= now:
+            raise EngineError(f"a command is due in cycle {due}, but cycle {now} is done")
+        return due
 
 
 class Machine:
@@ -342,15 +358,12 @@ class Machine:
         self._head = (ctypes.c_char * _HEAD.size).from_address(shared)
         _, _, _, self._request_capacity, wake_capacity, _ = _HEAD.unpack(self._head)
         first = shared + _HEAD.size
-        self._requests = (ctypes.c_char * (self._request_capacity * _REQUEST.size)).from_address(
-            first
-        )
-        self._wakes = memoryview(
-            (ctypes.c_char * (wake_capacity * _WAKE.size)).from_address(
-                first + self._request_capacity * _REQUEST.size
-            )
-        ).cast("B")
-        self._pending = 0
+        self._requests = _view(first, self._request_capacity * _REQUEST.size)
+        first += self._request_capacity * _REQUEST.size
+        self._wakes = _view(first, wake_capacity * _WAKE.size)
+        # Requests wait as tuples, in the order of `_REQUEST`, until Python returns to the engine.
+        self._pending: list[tuple[Any, ...]] = []
+        self._add = self._pending.append
         self._token = 0
         self._waits: dict[int, Wait] = {}
         self._tasks: dict[Task, None] = {}
@@ -431,7 +444,10 @@ class Machine:
         """
         start = time.monotonic()
         self._drain = drain
-        self._guard(self._step)
+        try:
+            self._step()
+        except BaseException as error:
+            self._fail(error)
         limit = _NEVER if cycle_limit is None else cycle_limit - 1
         try:
             if self._error is None and cycle_limit != 0:
@@ -474,24 +490,19 @@ class Machine:
 
     def _on_wake(self, now: int, count: int) -> None:
         self.now = now
-        self._guard(self._deliver, count)
-
-    def _deliver(self, count: int) -> None:
         waits = self._waits
-        for _cycle, token, kind, _node, _port, data in _WAKE.iter_unpack(
-            self._wakes[: count * _WAKE.size]
-        ):
-            wait = waits.pop(token, None)
-            if wait is not None:
-                wait._finish(data if kind == _RESPONSE else self.now)
-        self._step()
-
-    def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
-            function(*arguments)
+            for token, kind, data in _WAKE.iter_unpack(self._wakes[: count * _WAKE.size]):
+                wait = waits.pop(token, None)
+                if wait is not None:
+                    wait._finish(data if kind == _RESPONSE else now)
+            self._step()
         except BaseException as error:
-            self._error = error
-            self.stop()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self.stop()
 
     def _step(self) -> None:
         ready = self._ready
@@ -522,26 +533,15 @@ class Machine:
     def _forget(self, token: int) -> bool:
         return self._waits.pop(token, None) is not None
 
-    def _request(
-        self,
-        due: int,
-        address: int,
-        token: int,
-        node: int,
-        port: int,
-        op: int,
-        length: int,
-        data: bytes,
-    ) -> None:
-        if self._pending == self._request_capacity:
-            self._flush()
-        offset = self._pending * _REQUEST_BYTES
-        _pack_request(self._requests, offset, due, address, token, node, port, op, length, data)
-        self._pending += 1
-
     def _flush(self) -> None:
-        count, self._pending = self._pending, 0
-        self._check(self._library.bw_flush(count))
+        pending, most = self._pending, self._request_capacity
+        packed = b"".join(starmap(_REQUEST.pack, pending))
+        count = len(pending)
+        pending.clear()
+        for first in range(0, count, most):
+            part = packed[first * _REQUEST.size : (first + most) * _REQUEST.size]
+            self._requests[: len(part)] = part
+            self._check(self._library.bw_flush(len(part) // _REQUEST.size))
 
     def _text(self) -> str:
         return _HEAD.unpack(self._head)[5].split(b"\0", 1)[0].decode(errors="replace")
