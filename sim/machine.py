@@ -146,7 +146,7 @@ class _Watch(Wait):
     __slots__ = ("_arguments", "_machine", "_token")
 
     def __init__(self, machine: Machine, node: int, memory: int, address: int) -> None:
-        super().__init__()
+        Wait.__init__(self)
         self._machine, self._token = machine, machine._expect(self)
         self._arguments = (address, self._token, node, memory)
         machine._add((0, *self._arguments, _WATCH, 0, b""))
@@ -259,12 +259,10 @@ class Node:
         due, port = self._due(due), _PORT_OF["config"]
         self._add((due, table << 32 | index, 0, self.number, port, _CONFIGURE, len(data), data))
 
-    def trace(self, kind: int, payload: int | bytes, due: int | None = None) -> None:
-        """Log an event (160-bit payload) in the due cycle."""
-        data = payload.to_bytes(20, "little") if isinstance(payload, int) else payload
-        if len(data) > 20:
-            raise ValueError(f"event payload of {len(data)} bytes: allowed up to 20")
-        self._add((self._due(due), 0, int(kind), self.number, _TRACE_PORT, _TRACE, 20, data))
+    def trace(self, kind: int, payload: int, due: int | None = None) -> None:
+        """Log an event (160-bit payload) in the due cycle; `OverflowError` if it is wider."""
+        data = payload.to_bytes(20, "little")
+        self._add((self._due(due), 0, kind, self.number, _TRACE_PORT, _TRACE, 20, data))
 
     def memory(self, name: str) -> np.ndarray:
         """All committed bytes of a memory, read only."""

@@ -24,6 +24,7 @@ class Site:
     def __init__(self, machine, scenario, path):
         self._machine, self.scenario, self.plan = machine, scenario, scenario.plan
         self.path = PATHS[path]
+        self._inline_max = self.plan.inline_max[path]
         #: Of each node.
         self.marks = {n: Landmarks(machine.node(n)) for n in range(scenario.nodes.count)}
         #: Send queue by (node, context index).
@@ -41,6 +42,10 @@ class Site:
                 r.memory,
                 self.plan.key(r.node, r.name),
             )
+            for r in self.plan.regions
+        }
+        self._bytes = {
+            (r.node, r.name): memoryview(machine.memory(r.node, r.memory))
             for r in self.plan.regions
         }
 
@@ -76,12 +81,13 @@ class Site:
 
     def locate(self, message):
         """(source address, lkey, target address, rkey, payload bytes if inlined or None)."""
-        source, at, memory, lkey = self._place(message.node, message.region, message.offset)
-        target, _, _, rkey = self._place(message.peer, message.remote_region, message.remote_offset)
+        at, base, _, lkey = self._regions[message.node, message.region]
+        _, target, _, rkey = self._regions[message.peer, message.remote_region]
         payload = None
-        if self.plan.inlined(message, self.path.name):
-            payload = self.node(message.node).memory(memory)[at : at + message.size].tobytes()
-        return source, lkey, target, rkey, payload
+        if message.size <= self._inline_max:
+            at += message.offset
+            payload = bytes(self._bytes[message.node, message.region][at : at + message.size])
+        return base + message.offset, lkey, target + message.remote_offset, rkey, payload
 
     def source_memory(self, message):
         """Memory that holds a message's payload."""

@@ -17,12 +17,14 @@ __all__ = [
 _ctrl, _raddr, _data = Codec(mlx5.Ctrl), Codec(mlx5.Raddr), Codec(mlx5.Data)
 _doorbell = Codec(mlx5.Doorbell)
 _WRITE = mlx5.WqeOpcode.WRITE.value
-
+_BLOCK = mlx5.BLOCK_BYTES
 
 _HEAD_BYTES = _ctrl.size + _raddr.size
 #: Bit of a field in the head's big-endian number.
 _INDEX_BIT = _ctrl.fields["wqe_index"][0] + 8 * _raddr.size
 _RADDR_BIT = _raddr.fields["raddr"][0]
+#: Bit of the index in a doorbell's.
+_RUNG_BIT = _doorbell.fields["index"][0]
 
 
 @cache
@@ -38,11 +40,11 @@ def _wqe(index, qpn, raddr, rkey, signaled, segments):
     """A WRITE with these segments behind its head, padded to whole blocks."""
     if not 0 <= raddr < 1 << 64:
         raise ValueError(f"raddr = {raddr:#x}: allowed 64 bits")
-    octowords = (_HEAD_BYTES + len(segments)) // 16
-    head = _template(qpn, rkey, octowords, signaled)
+    size = _HEAD_BYTES + len(segments)
+    head = _template(qpn, rkey, (size + 15) // 16, signaled)
     head |= (index & 0xFFFF) << _INDEX_BIT | raddr << _RADDR_BIT
-    padding = bytes(-(_HEAD_BYTES + len(segments)) % mlx5.BLOCK_BYTES)
-    return head.to_bytes(_HEAD_BYTES, "big") + segments + padding
+    raw = head.to_bytes(_HEAD_BYTES, "big") + segments
+    return raw.ljust(size + -size % _BLOCK, b"\0")
 
 
 def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1):
@@ -62,13 +64,18 @@ def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1)
 def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     """RDMA WRITE whose bytes stand in the WQE: as many blocks as they need."""
     segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
-    segment += bytes(-len(segment) % 16)
     return _wqe(index, qpn, raddr, rkey, signaled, segment)
+
+
+@cache
+def _rung(qpn, opcode, ds):
+    """A doorbell with index 0, as a big-endian number."""
+    return int.from_bytes(_doorbell.pack(opcode=opcode, qpn=qpn, ds=ds), "big")
 
 
 def doorbell(*, qpn, index, opcode=0, ds=0):
     """The 8 bytes stored to a UAR register (GPU stacks: the next index, opcode and ds 0)."""
-    return _doorbell.pack(index=index & 0xFFFF, opcode=opcode, qpn=qpn, ds=ds)
+    return (_rung(qpn, opcode, ds) | (index & 0xFFFF) << _RUNG_BIT).to_bytes(8, "big")
 
 
 def record(index):
@@ -76,6 +83,7 @@ def record(index):
     return (index & 0xFFFF).to_bytes(4, "big")
 
 
-def read_cqe(raw):
-    """(opcode, owner, wqe_counter) of a CQE's 64 bytes."""
-    return raw[63] >> 4, raw[63] & 1, int.from_bytes(raw[60:62], "big")
+def read_cqe(memory, offset):
+    """(opcode, owner, wqe_counter) of the CQE at `offset` of some bytes."""
+    last = memory[offset + 63]
+    return last >> 4, last & 1, memory[offset + 60] << 8 | memory[offset + 61]

@@ -8,6 +8,9 @@ from hw.formats.events import EventKind
 
 __all__ = ["Costs", "Landmarks", "Thread"]
 
+#: To find a member of an enumeration takes as long as a call.
+_SEEN = EventKind.SEEN
+
 
 class Costs:
     """A section's `_ns` fields in cycles, under the same names without the unit."""
@@ -25,16 +28,18 @@ class Landmarks:
     """Stamps software landmarks through the trace port, and counts what was seen."""
 
     def __init__(self, node):
-        self._node = node
+        self._trace = node.trace
         #: Messages whose completion the producer has seen.
         self.seen = 0
 
     def stamp(self, kind, message, due, posted=None, agent=0, qp=0):
         """One landmark of `message` in cycle `due`; `posted` is its WQE once there is one."""
-        index = posted.index & 0xFFFF if posted else 0
+        word = message.number | qp << 32 | agent << 60
+        if posted:
+            word |= (posted.index & 0xFFFF) << 44
         # `_value_` is the plain attribute behind `value`, which is slow.
-        self._node.trace(kind._value_, message.number | qp << 32 | index << 44 | agent << 60, due)
-        if kind is EventKind.SEEN:
+        self._trace(kind._value_, word, due)
+        if kind is _SEEN:
             self.seen += 1
 
 
@@ -68,4 +73,5 @@ class Thread:
     @property
     def next_at(self):
         """Cycle from which its next message may be issued."""
-        return cycles(self.pending[0].at_ns) if self.pending else 0
+        at_ns = self.pending[0].at_ns if self.pending else 0
+        return cycles(at_ns) if at_ns else 0

@@ -67,87 +67,112 @@ class GdaQueue:
         self._node, self._queue, self._threads = node, queue, threads
         self._costs, self._copy_ns = Costs(gpu), gpu.inline_copy_ns_per_16b
         self._segments = gpu.segments
+        self._poll_cycles = max(1, self._costs.poll)
         # From a store's due cycle: one to the processor, and its delay (see `hw/memory.py`).
         self._visible = 1 + max(1, cycles(store_ns))
         self._marks, self._locate = marks, locate
         self._owner = {}
+        #: Messages not known to be done; whether some of them have a time.
+        self._open = sum(len(thread.pending) for thread in threads)
+        self._timed = any(m.at_ns for thread in threads for m in thread.pending)
         self._free_at = 0
         self._polling_until = 0
 
     async def run(self):
         """Post and poll until every message of every thread is done."""
-        while any(thread.pending or thread.outstanding for thread in self._threads):
-            arrived = self._queue.watch()
+        node, queue, polls = self._node, self._queue, False
+        while self._open:
             for thread in self._threads:
                 while self._batch_fits(thread):
                     self._post(thread)
-            if self._queue.has_completion():
-                arrived.cancel()
+            if polls:
                 # One poll after the other: what came in meanwhile is seen by the next.
-                await self._node.until(self._polling_until)
+                if self._polling_until > node.now:
+                    await node.until(self._polling_until)
                 self._poll()
+                polls = False
+                continue
+            later = self._next_at() if self._timed else 0
+            if later:
+                await node.first(queue.watch(), node.until(later - 1))
             else:
-                later = [t.next_at for t in self._threads if t.next_at > self._node.now + 1]
-                if later:
-                    await self._node.first(arrived, self._node.until(min(later) - 1))
-                else:
-                    await arrived
+                await queue.watch()
+            # While the last poll is under way, none is begun for nothing.
+            polls = self._polling_until <= node.now or queue.has_completion()
+
+    def _next_at(self):
+        """The earliest time for which a thread waits; 0: none."""
+        soon = self._node.now + 1
+        return min((t.next_at for t in self._threads if t.next_at > soon), default=0)
 
     def _batch_fits(self, thread):
         """Whether the thread's next batch (up to the message that rings) has room in its window and
         in the ring.
         """
-        if not thread.pending or thread.next_at > self._node.now + 1:
+        if not thread.pending:
             return False
         batch, blocks = thread.batches[0]
-        return thread.outstanding + batch <= thread.window and blocks <= self._queue.free_blocks
+        return (
+            thread.outstanding + batch <= thread.window
+            and blocks <= self._queue.free_blocks
+            and thread.next_at <= self._node.now + 1
+        )
 
     def _post(self, thread):
         """One batch: its WQEs, then fence, record and doorbell once."""
         queue, costs, stamp = self._queue, self._costs, self._marks.stamp
+        number = thread.number & 0xFFFF
         time = max(self._node.now + 1, thread.time, self._free_at)
         batch, _ = thread.batches.popleft()
         for _ in range(batch):
             message = thread.pending.popleft()
-            stamp(EventKind.ISSUE, message, time, agent=thread.number & 0xFFFF, qp=queue.qp)
-            raw, inline = self._build(message, queue.posted)
-            time += costs.issue
-            if inline:
-                time += cycles(self._copy_ns * ((message.size - 1) // 16))
+            stamp(EventKind.ISSUE, message, time, None, number, queue.qp)
+            raw, copied = self._build(message, queue.posted)
+            time += costs.issue + copied
             posted = queue.post(raw, message, signaled=message.signaled, due=time)
-            stamp(EventKind.WQE_WRITTEN, message, time, posted, thread.number & 0xFFFF, queue.qp)
+            stamp(EventKind.WQE_WRITTEN, message, time, posted, number, queue.qp)
             self._owner[posted.index] = thread
         thread.outstanding += batch
         # The fence ends when the WQEs are visible in memory, if that takes longer than it costs.
         time += max(costs.fence_gpu, self._visible)
         queue.store_record(time)
         queue.ring(time)
-        stamp(EventKind.RING, message, time, posted, thread.number & 0xFFFF, queue.qp)
+        stamp(EventKind.RING, message, time, posted, number, queue.qp)
         thread.time = self._free_at = time + costs.store_issue
 
     def _build(self, message, index):
+        """The WQE, and the cycles in which its payload is copied into it."""
         source, lkey, target, rkey, payload = self._locate(message)
-        common = {
-            "index": index,
-            "qpn": self._queue.qpn,
-            "raddr": target,
-            "rkey": rkey,
-            "signaled": message.signaled,
-        }
-        if payload is not None:
-            return wqe.write_inline(payload=payload, **common), True
-        return wqe.write(
-            laddr=source, lkey=lkey, length=message.size, segments=self._segments, **common
-        ), False
+        qpn, signaled, size = self._queue.qpn, message.signaled, message.size
+        if payload is None:
+            raw = wqe.write(
+                index=index,
+                qpn=qpn,
+                raddr=target,
+                rkey=rkey,
+                laddr=source,
+                lkey=lkey,
+                length=size,
+                signaled=signaled,
+                segments=self._segments,
+            )
+            return raw, 0
+        raw = wqe.write_inline(
+            index=index, qpn=qpn, raddr=target, rkey=rkey, payload=payload, signaled=signaled
+        )
+        return raw, cycles(self._copy_ns * ((size - 1) // 16)) if size > 16 else 0
 
     def _poll(self):
         """Hand completions that are in memory to their threads; this poll returns `poll` later."""
-        seen = self._polling_until = self._node.now + max(1, self._costs.poll)
-        covered = self._queue.completed()
+        queue, stamp = self._queue, self._marks.stamp
+        covered = queue.completed()
+        if not covered:
+            return
+        seen = self._polling_until = self._node.now + self._poll_cycles
+        self._open -= len(covered)
         for posted in covered:
             thread = self._owner.pop(posted.index)
             thread.outstanding -= 1
             thread.time = max(thread.time, seen)
-            self._marks.stamp(
-                EventKind.SEEN, posted.message, seen, posted, thread.number & 0xFFFF, self._queue.qp
-            )
+            number = thread.number & 0xFFFF
+            stamp(EventKind.SEEN, posted.message, seen, posted, number, queue.qp)

@@ -14,9 +14,13 @@ from .polling import is_ours
 __all__ = ["PostedWqe", "SendQueue", "mark"]
 
 
+#: Bit of the index in the sideband of a store.
+INDEX_BIT = 16
+
+
 def mark(kind, qp=0, index=0):
     """The sideband of a store (decision 5)."""
-    return kind.value | (qp & 0xFFF) << 4 | (index & 0xFFFFFF) << 16
+    return kind.value | (qp & 0xFFF) << 4 | (index & 0xFFFFFF) << INDEX_BIT
 
 
 class PostedWqe:
@@ -25,12 +29,8 @@ class PostedWqe:
     __slots__ = ("index", "message", "next_index", "signaled")
 
     def __init__(self, message, index, blocks, signaled):
-        self.message, self.index, self.next_index, self.signaled = (
-            message,
-            index,
-            index + blocks,
-            signaled,
-        )
+        self.message, self.signaled = message, signaled
+        self.index, self.next_index = index, index + blocks
 
 
 class SendQueue:
@@ -65,10 +65,15 @@ class SendQueue:
         #: WQEs posted and not known to be done, oldest first.
         self.outstanding = deque()
         self._consumed = 0
-        self._bytes = node.memory(memory)
-        self._sq = addresses.sq_offset(qp, depth)
+        # Bytes of a memory view are numbers at once, those of an array are not.
+        self._bytes = memoryview(node.memory(memory))
+        self._sq = addresses.bus(memory, addresses.sq_offset(qp, depth))
         self._cq = addresses.cq_offset(qp, cq_depth)
-        self._record = addresses.record_offset(qp)
+        self._record = addresses.bus(memory, addresses.record_offset(qp))
+        self._register = addresses.uar_register(qp)
+        self._wqe_mark, self._record_mark, self._doorbell_mark = (
+            mark(kind, qp) for kind in (MarkKind.WQE, MarkKind.RECORD, MarkKind.DOORBELL)
+        )
 
     @property
     def free_blocks(self):
@@ -88,16 +93,11 @@ class SendQueue:
         """Stores the blocks of a WQE at an index, whatever else is posted, and returns it."""
         blocks = len(raw) // BLOCK_BYTES
         posted = PostedWqe(message, index, blocks, signaled)
-        tag = mark(MarkKind.WQE, self.qp, index & 0xFFFF)
+        tag = self._wqe_mark | (index & 0xFFFF) << INDEX_BIT
         for block in range(blocks):
-            slot = (index + block) % self.depth
-            self.node.store(
-                self.processor,
-                addresses.bus(self.memory, self._sq + slot * BLOCK_BYTES),
-                raw[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES],
-                due,
-                tag,
-            )
+            address = self._sq + (index + block) % self.depth * BLOCK_BYTES
+            data = raw[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+            self.node.store(self.processor, address, data, due, tag)
         if self._on_post:
             self._on_post(posted, self.qp)
         return posted
@@ -105,13 +105,8 @@ class SendQueue:
     def store_record(self, due, index=None):
         """Stores the send doorbell record, up to `index` or all that was posted."""
         index = self.posted if index is None else index
-        self.node.store(
-            self.processor,
-            addresses.bus(self.memory, self._record + 4),
-            wqe.record(index),
-            due,
-            mark(MarkKind.RECORD, self.qp, index & 0xFFFF),
-        )
+        tag = self._record_mark | (index & 0xFFFF) << INDEX_BIT
+        self.node.store(self.processor, self._record + 4, wqe.record(index), due, tag)
 
     def ring(self, due, index=None):
         """Stores the 8-byte doorbell with the next index: `index`, or that of all posted."""
@@ -121,13 +116,8 @@ class SendQueue:
     def doorbell(self, offset, data, due, index=None):
         """Stores up to a line at `offset` of the doorbell register, for all up to `index`."""
         index = self.posted if index is None else index
-        self.node.store(
-            self.processor,
-            addresses.uar_register(self.qp, offset),
-            data,
-            due,
-            mark(MarkKind.DOORBELL, self.qp, index & 0xFFFF),
-        )
+        tag = self._doorbell_mark | (index & 0xFFFF) << INDEX_BIT
+        self.node.store(self.processor, self._register + offset, data, due, tag)
         self.rung = index
 
     def watch(self):
@@ -144,17 +134,17 @@ class SendQueue:
 
         One in error covers its WQE, too: what it means is judged after the run.
         """
-        covered = []
+        covered, outstanding = [], self.outstanding
         last = None if most is None else self._consumed + most
-        while self.outstanding and self._consumed != last:
+        while outstanding and self._consumed != last:
             opcode, owner, counter = self.entry()
             if not self._valid(opcode, owner, counter):
                 break
             # The 64-bit index whose low 16 bits are the counter, at or above the oldest outstanding
             # one.
-            index = self.outstanding[0].index + ((counter - self.outstanding[0].index) & 0xFFFF)
-            while self.outstanding and self.outstanding[0].index <= index:
-                covered.append(self.outstanding.popleft())
+            index = outstanding[0].index + ((counter - outstanding[0].index) & 0xFFFF)
+            while outstanding and outstanding[0].index <= index:
+                covered.append(outstanding.popleft())
             self._consumed += 1
             if self.collapsed:
                 break
@@ -168,19 +158,18 @@ class SendQueue:
         """The CQ's record, as host verbs keep it: 24 bits. (A collapsed CQ has no consumer.)"""
         self.node.store(
             self.processor,
-            addresses.bus(self.memory, self._record + addresses.CQ_RECORD),
+            self._record + addresses.CQ_RECORD,
             (self._consumed & 0xFFFFFF).to_bytes(4, "big"),
             self.node.now + 1,
             mark(MarkKind.RECORD, self.qp, self._consumed & 0xFFFF),
         )
 
     def _entry(self):
-        return self._cq + (0 if self.collapsed else self._consumed % self.cq_depth) * 64
+        return self._cq if self.collapsed else self._cq + self._consumed % self.cq_depth * 64
 
     def entry(self):
         """(opcode, owner, counter) of the entry that is next to be read."""
-        offset = self._entry()
-        return wqe.read_cqe(self._bytes[offset : offset + 64].tobytes())
+        return wqe.read_cqe(self._bytes, self._entry())
 
     def _valid(self, opcode, owner, counter):
         if self.collapsed:
