@@ -31,10 +31,15 @@ def wire_bytes(s: "Scenario", size: int) -> int:
     return sum(charged for _, charged in packets(s.wire, size, s.nic.mtu_bytes))
 
 
+def _inline(s: "Scenario", path: str, group: Group) -> bool:
+    """Whether the payload goes inside the WQE."""
+    return group.inlined(path) or group.size <= s.plan.inline_max[path]
+
+
 def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     """Bytes per message on the busier direction of each device's link, at the node that issues."""
     size, pcie = group.size, s.pcie
-    inline = size <= s.plan.inline_max[path]
+    inline = _inline(s, path, group)
     batch = _per_ring(s, path, group)
     wqe = _LINE * s.plan.blocks(size, path)
     cqe = (pcie.mwr_overhead_bytes + _LINE) / _lanes(path, group)
@@ -69,7 +74,7 @@ def _host_bytes(
     `reads` and `payload` are the bytes that ask for and that carry the payload.
     """
     batch, signaled_every = _batch(group)
-    pcie, inline = s.pcie, group.size <= s.plan.inline_max[path]
+    pcie, inline = s.pcie, _inline(s, path, group)
     blocks = s.plan.blocks(group.size, path)
     octowords = wqe_octowords(group.size, inline)
     if pushes(s.cpu, count=batch, octowords=octowords, inline=inline):
@@ -130,7 +135,7 @@ def _posting(s: "Scenario", path: str, group: Group) -> tuple[str, float]:
         thread_ns = cpu.wqe_ns + (fence_ns + cpu.store_issue_ns) / batch
         poster = "cpu_post"
     else:
-        extra = (group.size - 1) // 16 if group.size <= s.plan.inline_max[path] else 0
+        extra = (group.size - 1) // 16 if _inline(s, path, group) else 0
         thread_ns = gpu.issue_ns + extra * gpu.inline_copy_ns_per_16b
         thread_ns += (gpu.fence_gpu_ns + gpu.store_issue_ns) / batch
     return poster, posters * 1000 / thread_ns if thread_ns else inf

@@ -31,6 +31,8 @@ class Path:
     own_signals: bool = False
     #: Who may be a producer (`workload.scope`).
     scopes: tuple[str, ...] = ("thread",)
+    #: Puts scalar values; inside the WQE, where a GPU builds it.
+    scalars: bool = False
     #: Threads reserve blocks of shared queues, 32 at once where a full warp acts as one.
     reserves: bool = False
 
@@ -38,6 +40,11 @@ class Path:
     def memory(self) -> str:
         """Memory of its rings."""
         return "gpu" if self.processor == "gpu" else "host"
+
+    @property
+    def inlines_scalars(self) -> bool:
+        """Whether a scalar value goes inside the WQE."""
+        return self.scalars and not self.proxied
 
     def inline_max(self, scenario: "Scenario") -> int:
         """Most payload that goes inside a WQE."""
@@ -58,15 +65,23 @@ class Path:
 PATHS: dict[str, Path] = {
     path.name: path
     for path in (
-        Path(name="gda_minimal", processor="gpu", inlines=True, gathers=True, batches=True),
+        Path(
+            name="gda_minimal",
+            processor="gpu",
+            inlines=True,
+            gathers=True,
+            batches=True,
+            scalars=True,
+        ),
         Path(
             name="ibgda",
             processor="gpu",
             scopes=("thread", "warp", "block"),
+            scalars=True,
             reserves=True,
             own_signals=True,
         ),
-        Path(name="ibrc", processor="cpu", proxied=True, own_signals=True),
+        Path(name="ibrc", processor="cpu", proxied=True, scalars=True, own_signals=True),
         Path(name="verbs", processor="cpu", inlines=True, batches=True),
     )
 }

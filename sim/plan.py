@@ -76,6 +76,10 @@ class Group:
     #: Numbers of its messages.
     messages: tuple[int, ...]
 
+    def inlined(self, path: str) -> bool:
+        """Whether they are scalar values that go inside the WQE, whatever the limit of others."""
+        return bool(self.workload and self.workload.scalar and PATHS[path].inlines_scalars)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -140,7 +144,7 @@ class Plan:
 
     def inlined(self, message: Message, path: str) -> bool:
         """Whether its payload travels inside the WQE."""
-        return message.size <= self.inline_max[path]
+        return self.groups[message.group].inlined(path) or message.size <= self.inline_max[path]
 
     def blocks(self, size: int, path: str) -> int:
         """Blocks of the WQE of a message of `size` bytes."""
@@ -405,6 +409,17 @@ def _abilities(scenario: "Scenario") -> None:
                     f"workload.{index}.scope",
                     work.scope,
                     f"allowed {', '.join(map(show, path.scopes))} on path {path.name}",
+                )
+            if work.scalar and not path.scalars:
+                raise ConfigError(
+                    f"workload.{index}.scalar", True, f"allowed false on path {path.name}"
+                )
+            inlined = path.inline_max(scenario)
+            if work.scalar and path.inlines and max(work.size) > inlined:
+                raise ConfigError(
+                    "gpu.inline_max_bytes",
+                    inlined,
+                    f"allowed at least {max(work.size)}, as path {path.name} inlines scalars",
                 )
             if path.reserves and work.full_warps and work.qps > 1 and work.qp_by == "producer":
                 raise ConfigError(

@@ -174,8 +174,8 @@ def _values(expect: "Expect", result: dict[str, Any]) -> list[tuple[str, float |
         if expect.path not in (None, path):
             continue
         if head in _GROUP_METRICS:
-            for group in entry["groups"]:
-                if expect.size in (None, group["size"]):
+            for index, group in enumerate(entry["groups"]):
+                if expect.size in (None, group["size"]) and expect.group in (None, index):
                     values.append((f"{path}, {group['size']} B", _lookup(group, (head, *rest))))
         elif head == "violations":
             counts = [

@@ -366,6 +366,13 @@ class _Loader:
                     expect.size,
                     "allowed " + ", ".join(map(str, sorted(sizes))),
                 )
+            last = len(scenario.plan.groups) - 1
+            if expect.group is not None and expect.group > last:
+                raise ConfigError(
+                    f"expect.{index}.group",
+                    expect.group,
+                    f"allowed 0 to {last}, the groups there are",
+                )
 
     @staticmethod
     def _full(key: str) -> str:

@@ -290,6 +290,10 @@ class Workload(_Checked):
         "block",
         default="thread",
     )
+    scalar: bool = flag(
+        "Put one value (`p`) of 1, 2, 4 or 8 bytes, which stands in the WQE where a GPU builds it.",
+        False,
+    )
     size: tuple[int, ...] = sequence("Bytes per message.", 1, MAX_MESSAGE_BYTES, (1, 64))
     count: int = number("Messages per size, of all producers together.", 1, 1 << 24)
     producers: int = number(
@@ -355,6 +359,10 @@ class Workload(_Checked):
                 raise ConfigError(
                     name, getattr(self, name), f"allowed up to {self.window}, the window"
                 )
+        if self.scalar and not {1, 2, 4, 8}.issuperset(self.size):
+            raise ConfigError("size", list(self.size), "allowed 1, 2, 4 and 8 of a scalar put")
+        if self.scalar and self.scope != "thread":
+            raise ConfigError("scope", self.scope, 'allowed "thread" for a scalar put')
         if self.cta_threads % 32:
             raise ConfigError("cta_threads", self.cta_threads, "allowed multiples of 32")
 
@@ -444,7 +452,18 @@ class Expect:
     metric: str = choice("What is looked at.", *METRICS)
     path: str | None = choice("Path it holds for; left out: all.", None, *PATHS, default=None)
     size: int | None = number(
-        "Group it holds for; left out: all.", 1, MAX_MESSAGE_BYTES, None, extra=(None,)
+        "Size of the groups it holds for; left out: all.",
+        1,
+        MAX_MESSAGE_BYTES,
+        None,
+        extra=(None,),
+    )
+    group: int | None = number(
+        "Group it holds for: one size of one workload, from 0 in their order; left out: all.",
+        0,
+        1 << 16,
+        None,
+        extra=(None,),
     )
     below: float | None = number("Value < this.", -inf, None, None, extra=(None,))
     above: float | None = number("Value > this.", -inf, None, None, extra=(None,))

@@ -81,9 +81,7 @@ def test_full_warp_shares_one_doorbell_and_one_completion(tmp_path):
 @pytest.mark.parametrize(
     ("work", "tables"),
     [
-        ({"producers": 5, "count": 23, "window": 3}, {}),
         ({"producers": 31, "count": 100, "size": [8, 300], "window": 2}, {}),
-        ({"producers": 33, "count": 150, "window": 4, "size": [65]}, {}),
         ({"producers": 256, "count": 1000, "window": 2}, {"sq_depth": 64}),
         ({"producers": 1024, "count": 1500}, {}),
         ({"producers": 96, "qps": 3, "qp_by": "warp", "count": 96, "window": 2}, {"sq_depth": 64}),
@@ -133,6 +131,14 @@ def test_explicit_operations_of_threads_and_of_a_warp(tmp_path):
     assert len(rows) == 70
 
 
+@pytest.mark.parametrize("path", ["ibgda", "gda_minimal"])
+def test_scalar_values_stand_in_their_wqes(tmp_path, path):
+    work = put(scalar=True, size=[1, 2, 4, 8], producers=32, count=64)
+    found = run(toml(paths=[path], workload=[work]), tmp_path).must_pass()
+    assert not np.any(found.logs[path].of(EventKind.PAYLOAD_REQUESTED)["cycle"])
+    assert set(found.messages[path].columns["inline"]) == {1}
+
+
 def test_payload_in_host_memory_is_fenced_at_system_scope(tmp_path):
     regions = [
         {"name": "a", "node": 0, "memory": "host", "offset": 0, "size": 1 << 16},
@@ -168,12 +174,28 @@ def test_hang_names_the_queue_of_a_crowd(tmp_path):
         ({"producers": 32, "qps": 2}, {}, "workload.0.qp_by"),
         ({"cta_threads": 48}, {}, "workload.0.cta_threads"),
         ({}, {"nic": {"cq": "ring"}}, "nic.cq"),
+        ({"scalar": True, "size": [4, 3]}, {}, "workload.0.size"),
+        ({"scalar": True, "scope": "warp"}, {}, "workload.0.scope"),
+        ({}, {"expect": [{"metric": "wrong", "equal": 0, "group": 1}]}, "expect.0.group"),
     ],
 )
 def test_what_cannot_be_is_one_line(work, tables, key):
     with pytest.raises(BadInput) as error:
         loads(of(workload=[put(**work)], **tables))
     assert error.value.key == key and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "gpu", "key"),
+    [
+        ("verbs", {}, "workload.0.scalar"),
+        ("gda_minimal", {"inline_max_bytes": 4}, "gpu.inline_max_bytes"),
+    ],
+)
+def test_scalar_puts_that_a_path_cannot_do_are_one_line(path, gpu, key):
+    with pytest.raises(BadInput) as error:
+        loads(toml(paths=[path], gpu=gpu, workload=[put(scalar=True)]))
+    assert error.value.key == key
 
 
 def test_scope_of_a_path_that_has_none_is_one_line(tmp_path):
