@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from hw.formats.mlx5 import BLOCK_BYTES
 from hw.formats.tlp import MarkKind
 from sim import addresses
@@ -53,10 +51,12 @@ class _Memory:
     def __init__(self):
         self.lines = {}
 
-    def __getitem__(self, span):
-        assert span.stop - span.start == 64 and not span.start % 64
-        raw = self.lines.get(span.start, b"\xff" * 64)
-        return np.frombuffer(raw, np.uint8)
+    @property
+    def data(self):
+        return self
+
+    def __getitem__(self, at):
+        return self.lines.get(at - at % 64, b"\xff" * 64)[at % 64]
 
 
 class _Node:

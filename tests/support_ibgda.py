@@ -28,8 +28,12 @@ class _Memory:
         self._raw = bytearray(b"\xff" * 64)
         self._raw[60:62] = counter.to_bytes(2, "big")
 
-    def __getitem__(self, where):
-        return SimpleNamespace(tobytes=lambda: bytes(self._raw))
+    @property
+    def data(self):
+        return self
+
+    def __getitem__(self, at):
+        return self._raw[at % 64]
 
     def complete(self, index):
         """The block before `index` is done."""

@@ -66,7 +66,7 @@ class SendQueue:
         self.outstanding = deque()
         self._consumed = 0
         # Bytes of a memory view are numbers at once, those of an array are not.
-        self._bytes = memoryview(node.memory(memory))
+        self._bytes = node.memory(memory).data
         self._sq = addresses.bus(memory, addresses.sq_offset(qp, depth))
         self._cq = addresses.cq_offset(qp, cq_depth)
         self._record = addresses.bus(memory, addresses.record_offset(qp))
