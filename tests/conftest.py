@@ -1,9 +1,29 @@
-"""Fixtures that several files of tests share."""
+"""What all tests share: the model, seeds, and the command that replays a failure.
 
+All that is random in a test follows from one number: of the base seed (`--seed`) and the test's own
+id, never of the order or the company in which it runs.
+"""
+
+import hashlib
+import random
+import shlex
+import sys
+from pathlib import Path
+
+import hypothesis
 import pytest
 
 from hw.config import Structure
 from sim.run import binary_for
+
+#: Options on which the outcome of a test depends: they are part of its replay.
+REPLAYED = ("--seed",)
+
+# Examples come from the seed alone, not from those an earlier run kept; to be slow is no failure.
+hypothesis.settings.register_profile(
+    "bellwire", database=None, derandomize=False, deadline=None, print_blob=False
+)
+hypothesis.settings.load_profile("bellwire")
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +41,66 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in items if not item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+# Seeds ----------------------------------------------------------------------------------------
+
+
+def _base_seed(text):
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise pytest.UsageError(f"--seed = {text}: allowed 0 to {(1 << 32) - 1}")
+    return int(text)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=_base_seed, default=1, help="base of the tests' seeds")
+
+
+def seed_of(base, test):
+    """Seed of one test: 32 bits that follow from the base and the test's id."""
+    return int.from_bytes(hashlib.sha256(f"{base} {test}".encode()).digest()[:4], "little")
+
+
+@pytest.fixture
+def seed(request):
+    """A seed of this test's own."""
+    return seed_of(request.config.option.seed, request.node.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Give generators that a test does not seed itself the test's seed."""
+    number = seed_of(item.config.option.seed, item.nodeid)
+    random.seed(number)
+    test = getattr(item, "obj", None)
+    if test is not None and hypothesis.is_hypothesis_test(test):
+        hypothesis.seed(number)(test)
+
+
+# Replay ---------------------------------------------------------------------------------------
+
+
+def replay(config, nodeid):
+    """The command that runs one test again, from where pytest was called."""
+    python = Path(sys.executable)
+    here = config.invocation_params.dir
+    words = [str(python.relative_to(here) if python.is_relative_to(here) else python)]
+    words += ["-m", "pytest", config.cwd_relative_nodeid(nodeid)]
+    if config.option.markexpr:
+        words += ["-m", config.option.markexpr]
+    for name in REPLAYED:
+        if (value := config.getoption(name)) is not None:
+            words += [name, str(value)]
+    return shlex.join(words)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """One line for each failure: the command that replays it."""
+    stats = terminalreporter.stats
+    failed = dict.fromkeys(
+        report.nodeid for kind in ("failed", "error") for report in stats.get(kind, [])
+    )
+    if failed:
+        terminalreporter.section("replay")
+    for nodeid in failed:
+        terminalreporter.line(f"replay: {replay(config, nodeid)}")

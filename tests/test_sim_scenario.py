@@ -310,7 +310,7 @@ operations = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(works, min_size=1, max_size=2), st.lists(operations, max_size=3))
 def test_plan_gives_every_message_a_place_of_its_own_and_a_completion(workloads, ops):
     text = HEAD
