@@ -3,7 +3,7 @@ PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: sim test regress bench lint docs doctor clean
+.PHONY: sim test regress campaign bench lint docs doctor clean
 .SILENT:
 
 sim: $(READY)
@@ -11,6 +11,9 @@ sim: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2
+
+campaign: $(READY)
+	$(BIN)/python -m pytest -q -m campaign
 
 regress: $(READY)
 	$(BIN)/bellwire regress
