@@ -265,6 +265,8 @@ class NicConfig:
     doorbell_fifo_depth: int = 1024
     wqe_tags: int = 128
     payload_tags: int = 256
+    #: For how long the lines of a push may stay away, from its first one.
+    push_wait_ns: float = 200
     #: Path MTU in payload bytes.
     mtu_bytes: int = 4096
     #: 1: AckReq on every packet; 0: on the last packet of a message.
@@ -273,6 +275,7 @@ class NicConfig:
     def __post_init__(self):
         for name in ("doorbell_ns", "wqe_ns", "tx_ns", "rx_ns", "cqe_ns"):
             _within(self, name, 0, MAX_DELAY_NS)
+        _within(self, "push_wait_ns", 0, 20_000)
         for name in ("total_mops", "qp_mops"):
             value = getattr(self, name)
             if value != 0:
@@ -365,6 +368,7 @@ class NicTiming(data.Struct):
     doorbell_fifo_depth: 11
     wqe_tags: 8
     payload_tags: 10
+    push_wait: 16
     ack_every_packet: 1
 
 
@@ -534,6 +538,7 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
                 "doorbell_fifo_depth": nic.doorbell_fifo_depth,
                 "wqe_tags": nic.wqe_tags,
                 "payload_tags": nic.payload_tags,
+                "push_wait": cycles(nic.push_wait_ns),
                 "ack_every_packet": nic.ack_every_packet,
             },
             "wire": {

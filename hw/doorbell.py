@@ -10,10 +10,11 @@ from .formats.context import SqContext
 from .formats.events import Dropped, DropReason, EventKind, Stall, StallCause
 from .formats.layout import lanes
 from .formats.op import PushLine, Ring
-from .formats.tlp import PostedBeat
-from .lib.delay import NOW_BITS, DelayLine
-from .lib.stream import Queue, connect
+from .formats.tlp import ADDRESS_BITS, PostedBeat
+from .lib.delay import NEVER, NOW_BITS, DelayLine
+from .lib.stream import connect
 from .lib.trace import Probe, StallMeter
+from .push_store import PushStore
 from .qp_context import ContextPort
 
 __all__ = ["PUSH_LINES", "Doorbell"]
@@ -25,18 +26,15 @@ _REGISTER_LINES = mlx5.UAR_BF_SIZE // mlx5.BLOCK_BYTES
 
 
 class _Beat(data.Struct):
-    """A beat of a write, with what its TLP is."""
+    """A beat of a write, with what it is."""
 
+    #: First of its TLP.
     first: 1
-    last: 1
-    #: The TLP is a doorbell word, or a push of `lines` lines; neither: no doorbell at all.
-    word: 1
-    push: 1
-    lines: 3
-    #: Neither, but within a register: a later part of a push that got torn.
-    piece: 1
-    #: Offset in the page.
-    offset: 12
+    #: A doorbell: the first beat of a TLP that begins at a register and is not longer than it.
+    asks: 1
+    #: A whole line.
+    whole: 1
+    address: ADDRESS_BITS
     index: 16
     qpn: 24
     #: Blocks of the WQE.
@@ -44,18 +42,36 @@ class _Beat(data.Struct):
     data: unsigned(512)
 
 
+class _Push(data.Struct):
+    """A push whose lines are still coming."""
+
+    #: What it rings when it is whole.
+    ring: Ring
+    #: Number of the line that is next, and lines still to come.
+    line: ADDRESS_BITS - 6
+    left: 3
+    #: Cycle from which it is no longer waited for.
+    until: NOW_BITS
+
+
 class Doorbell(wiring.Component):
     """Takes the posted writes that reach the NIC and rings send queues.
 
-    A write of 8 bytes or more to the start of a register is a doorbell. One of 1 to 4 whole lines
-    is a push (BlueFlame): a doorbell with its WQE behind it. A write to another place of a register
-    is a later piece of a push that got torn (PUSH_PIECE event); any other is ignored with a
-    DOORBELL_OFFSET event. The producer is index + ceil(ds / 4), so that both conventions of
-    software fit: the last WQE's index with its ds, or the next index with 0.
+    A write of 8 bytes or more to the start of a register is a doorbell. If it brings a whole line,
+    it begins a push (BlueFlame): a doorbell with its WQE behind it, as many lines as the WQE has
+    blocks, up to the register's 4. They come in one write or in several, one after the other to
+    consecutive lines of the register, as a processor's write-combining buffers send them. Lines
+    beyond the WQE are old ring content. The producer is index + ceil(ds / 4), so that both
+    conventions of software fit: the last WQE's index with its ds, or the next index with 0.
 
-    A push whose lines cannot be used (fewer lines than blocks, ds 0, no room for all of them) rings
-    as a plain doorbell, with a PUSH_NOT_USED event. A doorbell of a QP without context is dropped
-    with a DOORBELL_UNKNOWN_QP event.
+    One push at a time is collected. It is torn if another write to its register, a doorbell of its
+    QP or another push comes before its next line, or if it is not whole after `push_wait`. No ring
+    is lost by that: a torn push rings as a plain doorbell, before what tore it, with a PUSH_TORN
+    event, and its WQE is fetched. So does a push that cannot be used (ds 0, more blocks than a
+    register has lines, no room for all of them), with a PUSH_NOT_USED event. A write to another
+    place of a register is a later piece of such a push (PUSH_PIECE event); any other is ignored
+    with a DOORBELL_OFFSET event, a doorbell of a QP without context with a DOORBELL_UNKNOWN_QP
+    event.
 
     Parameters
     ----------
@@ -64,7 +80,7 @@ class Doorbell(wiring.Component):
     Members
     -------
     writes : In(stream of `PostedBeat`)
-        All posted writes; only the address within the page is looked at.
+        All posted writes; only the address within the page tells what they are.
     sq : Out(ContextPort(SqContext))
         Context of the QP that is rung.
     rings : Out(stream of `Ring`)
@@ -74,23 +90,25 @@ class Doorbell(wiring.Component):
     now : In
         Cycle number.
     timing : In(NicTiming)
-        `doorbell` and `doorbell_fifo_depth` are looked at.
+        `doorbell`, `doorbell_fifo_depth` and `push_wait` are looked at.
     quiet : Out(1)
         Nothing changes before `due` unless a write comes in or a ring or a line is taken. Lines may
-        wait for their ring meanwhile.
+        wait for their ring, and a push for its next line, meanwhile.
     due : Out
-        Cycle in which the oldest ring will be offered.
+        Cycle in which the oldest ring will be offered, or the push under way is given up.
     on_dropped : Out(Probe)
-        At most one for each write; `info` is the offset (DOORBELL_OFFSET), the QPN
-        (DOORBELL_UNKNOWN_QP) or the index (PUSH_NOT_USED).
+        At most one for each write and each push; `info` is the offset (DOORBELL_OFFSET,
+        PUSH_PIECE), the QPN (DOORBELL_UNKNOWN_QP) or the index (PUSH_NOT_USED, PUSH_TORN).
     on_stall_fifo : Out(Probe)
-        Cycles in which a write waited for room.
+        Cycles in which a doorbell waited for room.
 
     Timing
     ------
-    One beat per cycle. A ring is offered max(1, `doorbell`) + 1 cycles after the last beat of its
-    write was accepted. Rings that wait, rings in the delay and a write under way together are at
-    most `doorbell_fifo_depth`; then `writes` stalls.
+    One beat per cycle; a write that tears a push takes one more, for its ring. A ring is offered
+    max(1, `doorbell`) + 1 cycles after its write's first beat, a push's last line, was accepted.
+    `push_wait` counts from the cycle after the push's first line was accepted. Rings that wait,
+    rings in the delay and the push under way together are at most `doorbell_fifo_depth`; then
+    doorbells, and what is behind them, wait.
     """
 
     def __init__(self, structure):
@@ -113,122 +131,122 @@ class Doorbell(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.delay = delay = DelayLine(Ring, self._structure.doorbell_fifo)
-        m.submodules.lines = lines = Queue(PushLine, PUSH_LINES)
+        m.submodules.lines = lines = PushStore(PUSH_LINES)
         m.submodules.stall = stall = StallMeter(StallCause.DOORBELL_FIFO)
+        connect(m, delay.o, self.rings)
+        connect(m, lines.o, self.pushes)
 
-        # A doorbell needs a place in the FIFO from its first beat until its ring is taken.
-        places = Signal(range(self._structure.doorbell_fifo + 1))
-        accepted = Signal()
-        m.d.comb += [
-            self.writes.ready.eq(
-                ~self.writes.payload.first | (places < self.timing.doorbell_fifo_depth)
-            ),
-            accepted.eq(self.writes.valid & self.writes.ready),
-            stall.stalled.eq(self.writes.valid & ~self.writes.ready),
-        ]
+        # A doorbell needs a place in the FIFO until its ring is taken. While a torn push rings, the
+        # beat that tore it waits.
+        places, has_place = Signal(range(self._structure.doorbell_fifo + 1)), Signal()
+        accepted, tears = Signal(), Signal()
         incoming = self._parse(m, self.writes.payload)
-        m.d.comb += self.sq.address.eq(incoming.qpn[: self._structure.qp_bits])
+        m.d.comb += [
+            has_place.eq(~incoming.asks | (places < self.timing.doorbell_fifo_depth)),
+            self.writes.ready.eq(has_place & ~tears),
+            accepted.eq(self.writes.valid & self.writes.ready),
+            stall.stalled.eq(self.writes.valid & ~has_place),
+        ]
 
-        # One cycle later the context is there: the first beat is judged, the verdict holds for the
-        # others.
-        beat, beat_valid = Signal(_Beat), Signal()
-        m.d.sync += beat_valid.eq(accepted)
+        # One cycle later the context is there, and the beat is judged.
+        beat, held, judged = Signal(_Beat), Signal(), Signal()
+        m.d.sync += held.eq(accepted | (held & tears))
         with m.If(accepted):
             m.d.sync += beat.eq(incoming)
-        known, pushed, rung = Signal(), Signal(), Signal()
+        known, usable, begins = Signal(), Signal(), Signal()
         m.d.comb += [
-            known.eq(self.sq.data.valid & (self.sq.data.qpn == beat.qpn)),
-            rung.eq((beat.word | beat.push) & known),
-            pushed.eq(
-                rung
-                & beat.push
+            self.sq.address.eq(Mux(tears, beat.qpn, incoming.qpn)[: self._structure.qp_bits]),
+            judged.eq(held & ~tears),
+            known.eq(beat.asks & self.sq.data.valid & (self.sq.data.qpn == beat.qpn)),
+            usable.eq(
+                known
+                & beat.whole
                 & (beat.blocks != 0)
-                & (beat.blocks <= beat.lines)
+                & (beat.blocks <= _REGISTER_LINES)
                 & (lines.level + beat.blocks <= PUSH_LINES)
             ),
+            begins.eq(judged & usable & (beat.blocks != 1)),
         ]
-        judging = beat_valid & beat.first
-
-        ring, held_ring = Signal(Ring), Signal(Ring)
-        held_rung = Signal()
+        ring = Signal(Ring)
         m.d.comb += [
             ring.qp.eq(beat.qpn[: self._structure.qp_bits]),
             ring.qpn.eq(beat.qpn),
             ring.producer.eq(beat.index + beat.blocks),
-            ring.pushed.eq(pushed),
+            ring.pushed.eq(usable),
             ring.index.eq(beat.index),
-            ring.blocks.eq(Mux(pushed, beat.blocks, 0)),
+            ring.blocks.eq(Mux(usable, beat.blocks, 0)),
         ]
-        with m.If(judging):
-            m.d.sync += [held_ring.eq(ring), held_rung.eq(rung)]
 
-        # The write rings when it has arrived whole.
+        # The push whose lines are still coming.
+        push, under_way, continues = Signal(_Push), Signal(), Signal()
+        ends, expired = Signal(), Signal()
+        self._follow(m, push, under_way, beat, held, continues, expired, tears)
+        m.d.comb += ends.eq(continues & (push.left == 1))
+        with m.If(begins):
+            m.d.sync += [
+                push.ring.eq(ring),
+                push.line.eq(beat.address[6:] + 1),
+                push.left.eq(beat.blocks - 1),
+                push.until.eq(self.now + self.timing.push_wait),
+            ]
+        with m.Elif(continues):
+            m.d.sync += [push.line.eq(push.line + 1), push.left.eq(push.left - 1)]
+        with m.If(begins | ends | tears):
+            m.d.sync += under_way.eq(begins)
         m.d.comb += [
-            delay.i.payload.eq(Mux(beat.first, ring, held_ring)),
-            delay.i.valid.eq(beat_valid & beat.last & Mux(beat.first, rung, held_rung)),
+            lines.i.payload.data.eq(beat.data),
+            lines.i.payload.last.eq(Mux(continues, push.left == 1, beat.blocks == 1)),
+            lines.i.valid.eq((judged & usable) | continues),
+            lines.revoke.eq(tears),
+        ]
+
+        # What rings: a torn push, a whole one, or the doorbell itself.
+        late = Signal(Ring)
+        m.d.comb += late.eq(push.ring)
+        with m.If(tears):
+            m.d.comb += [late.pushed.eq(0), late.blocks.eq(0)]
+        m.d.comb += [
+            delay.i.payload.eq(Mux(tears | ends, late, ring)),
+            delay.i.valid.eq(tears | ends | (judged & known & ~begins)),
             delay.now.eq(self.now),
             delay.latency.eq(self.timing.doorbell),
         ]
 
-        # Lines beyond the WQE's blocks are not kept.
-        wanted, left = Signal(3), Signal(3)
-        m.d.comb += [
-            wanted.eq(Mux(beat.first, Mux(pushed, beat.blocks, 0), left)),
-            lines.i.payload.data.eq(beat.data),
-            lines.i.payload.last.eq(wanted == 1),
-            lines.i.valid.eq(beat_valid & (wanted != 0)),
-        ]
-        with m.If(beat_valid):
-            m.d.sync += left.eq(Mux(wanted == 0, 0, wanted - 1))
-
-        connect(m, delay.o, self.rings)
-        connect(m, lines.o, self.pushes)
-
         takes_place, frees_place, leaves = Signal(), Signal(), Signal()
         m.d.comb += [
-            takes_place.eq(accepted & incoming.first & (incoming.word | incoming.push)),
-            frees_place.eq(judging & (beat.word | beat.push) & ~known),
+            takes_place.eq(accepted & incoming.asks),
+            frees_place.eq(judged & beat.asks & ~known),
             leaves.eq(self.rings.valid & self.rings.ready),
         ]
         m.d.sync += places.eq(places + takes_place - frees_place - leaves)
 
-        self._report(m, judging, beat, known, pushed)
+        self._report(m, beat, judged & beat.first & ~continues, known, usable, push, tears)
         wiring.connect(m, stall.event, wiring.flipped(self.on_stall_fifo))
+        given_up = Signal(NOW_BITS)
         m.d.comb += [
-            self.due.eq(delay.due),
-            self.quiet.eq(~beat_valid & delay.quiet & ~stall.event.valid),
+            given_up.eq(Mux(under_way, push.until, NEVER)),
+            self.due.eq(Mux(delay.due < given_up, delay.due, given_up)),
+            self.quiet.eq(~held & delay.quiet & ~expired & ~stall.event.valid),
         ]
         return m
 
     @staticmethod
     def _parse(m, write):
-        """What a beat's write is, by its offset and length."""
+        """What a beat is, by its place and length."""
         beat = Signal(_Beat)
         word = lanes(mlx5.Doorbell, write.data, 0)
-        offset = write.address[:12]
-        at_register, whole_lines = Signal(), Signal()
         m.d.comb += [
-            # 0x800 + k * 0x100.
-            at_register.eq(offset[11] & (offset[:8] == 0)),
-            whole_lines.eq(
-                at_register
-                & (write.length[:6] == 0)
-                & (write.length[6:] != 0)
-                & (write.length[6:] <= _REGISTER_LINES)
-            ),
             beat.first.eq(write.first),
-            beat.last.eq(write.last),
-            beat.push.eq(whole_lines),
-            # A part of a push that got torn rings, too: its WQE is fetched.
-            beat.word.eq(
-                at_register
+            # 0x800 + k * 0x100.
+            beat.asks.eq(
+                write.first
+                & write.address[11]
+                & (write.address[:8] == 0)
                 & (write.length >= 8)
-                & (write.length <= 64 * _REGISTER_LINES)
-                & ~whole_lines
+                & (write.length <= mlx5.UAR_BF_SIZE)
             ),
-            beat.piece.eq(offset[11] & ~at_register),
-            beat.lines.eq(write.length[6:]),
-            beat.offset.eq(offset),
+            beat.whole.eq(write.count == mlx5.BLOCK_BYTES),
+            beat.address.eq(write.address),
             beat.index.eq(word.index),
             beat.qpn.eq(word.qpn),
             beat.blocks.eq(mlx5.blocks_of(word.ds)),
@@ -236,29 +254,47 @@ class Doorbell(wiring.Component):
         ]
         return beat
 
-    def _report(self, m, judging, beat, known, pushed):
-        """The event of a write that does not, or not fully, do what it asks for."""
+    def _follow(self, m, push, under_way, beat, held, continues, expired, tears):
+        """Whether the beat is the next line of the push under way, or the end of it."""
+        same_register, meets = Signal(), Signal()
+        m.d.comb += [
+            same_register.eq(beat.address[8:] == push.line[2:]),
+            meets.eq(same_register | (beat.asks & (beat.whole | (beat.qpn == push.ring.qpn)))),
+            continues.eq(under_way & held & beat.whole & (beat.address[6:] == push.line)),
+            expired.eq(under_way & (push.until <= self.now)),
+            tears.eq(under_way & ~continues & (expired | (held & meets))),
+        ]
+
+    def _report(self, m, beat, first, known, usable, push, tears):
+        """The event of a write or push that does not, or not fully, do what it asks for."""
         event = self.on_dropped
-        qp = beat.qpn[: self._structure.qp_bits]
-        with m.If(~beat.word & ~beat.push):
+        with m.If(tears):
             m.d.comb += [
-                event.valid.eq(judging),
+                event.valid.eq(1),
+                event.payload.reason.eq(DropReason.PUSH_TORN),
+                event.payload.qp.eq(push.ring.qp),
+                event.payload.info.eq(push.ring.index),
+            ]
+        with m.Elif(~beat.asks):
+            elsewhere = beat.address[11] & (beat.address[:8] != 0)
+            m.d.comb += [
+                event.valid.eq(first),
                 event.payload.reason.eq(
-                    Mux(beat.piece, DropReason.PUSH_PIECE, DropReason.DOORBELL_OFFSET)
+                    Mux(elsewhere, DropReason.PUSH_PIECE, DropReason.DOORBELL_OFFSET)
                 ),
-                event.payload.info.eq(beat.offset),
+                event.payload.info.eq(beat.address[:12]),
             ]
         with m.Elif(~known):
             m.d.comb += [
-                event.valid.eq(judging),
+                event.valid.eq(first),
                 event.payload.reason.eq(DropReason.DOORBELL_UNKNOWN_QP),
-                event.payload.qp.eq(qp),
+                event.payload.qp.eq(beat.qpn[: self._structure.qp_bits]),
                 event.payload.info.eq(beat.qpn),
             ]
-        with m.Elif(beat.push & ~pushed):
+        with m.Elif(beat.whole & ~usable):
             m.d.comb += [
-                event.valid.eq(judging),
+                event.valid.eq(first),
                 event.payload.reason.eq(DropReason.PUSH_NOT_USED),
-                event.payload.qp.eq(qp),
+                event.payload.qp.eq(beat.qpn[: self._structure.qp_bits]),
                 event.payload.info.eq(beat.index),
             ]

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from .config import BYTE_FRACTION, PcieTiming
 from .formats.events import EventKind, Stall, StallCause, TlpSent
-from .formats.tlp import CompletionBeat, Mark, PostedBeat, ReadBeat, TlpClass
+from .formats.tlp import ADDRESS_BITS, CompletionBeat, Mark, PostedBeat, ReadBeat, TlpClass
 from .lib.delay import NOW_BITS, DelayLine, earliest
 from .lib.rate import RateMeter
 from .lib.trace import Probe, StallMeter
@@ -50,6 +50,7 @@ class _Beat(data.Struct):
     first: 1
     last: 1
     mark: Mark
+    address: ADDRESS_BITS
 
 
 class PcieLink(wiring.Component):
@@ -184,6 +185,7 @@ class PcieLink(wiring.Component):
                         beat.overhead.eq(overheads[index]),
                         beat.length.eq(payload.length),
                         beat.mark.eq(payload.mark),
+                        beat.address.eq(payload.address),
                     ]
                     if index == TlpClass.READ.value:
                         m.d.comb += [beat.first.eq(1), beat.last.eq(1)]
@@ -296,6 +298,7 @@ class PcieLink(wiring.Component):
             event.payload.eq(beat.length),
             event.wire.eq(beat.overhead + payload_wire),
             event.mark.eq(beat.mark),
+            event.address.eq(beat.address),
         ]
 
     def _report_stalls(self, m, i, credits, inside):

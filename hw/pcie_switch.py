@@ -1,11 +1,11 @@
 """The PCIe switch of a node, and the fabric that it makes with its links."""
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .config import PcieTiming
-from .formats.tlp import BAR_SHIFT, CompletionBeat, Port, PostedBeat, ReadBeat
+from .formats.tlp import CompletionBeat, Port, PostedBeat, ReadBeat, claims
 from .lib.arbiter import Arbiter
 from .lib.delay import NOW_BITS, earliest
 from .pcie import Pcie, PcieLink
@@ -17,6 +17,8 @@ PORTS = len(Port)
 
 class PcieSwitch(wiring.Component):
     """Routes TLPs among three ports: posted and reads by address, completions by requester.
+
+    The GPU and the NIC get what they claim (`formats.tlp.claims`), the host all else.
 
     Parameters
     ----------
@@ -46,11 +48,11 @@ class PcieSwitch(wiring.Component):
     def elaborate(self, platform):
         m = Module()
 
-        def by_address(beat):
-            return beat.address[BAR_SHIFT : BAR_SHIFT + 2]
+        def by_address(port, beat):
+            return claims(port, beat.address)
 
-        def by_requester(beat):
-            return beat.requester.as_value()
+        def by_requester(port, beat):
+            return beat.requester == port
 
         for name, shape, route, packets in (
             ("posted", PostedBeat, by_address, True),
@@ -64,16 +66,13 @@ class PcieSwitch(wiring.Component):
                 wiring.connect(m, arbiter.o, wiring.flipped(getattr(self.o[output], name)))
                 arbiters.append(arbiter)
             for index, port in enumerate(inputs):
-                target = Signal(2, name=f"{name}_{index}_target")
-                m.d.comb += target.eq(route(port.payload))
-                with m.Switch(target):
-                    for output, arbiter in enumerate(arbiters):
-                        with m.Case(output):
-                            m.d.comb += [
-                                arbiter.i[index].valid.eq(port.valid),
-                                port.ready.eq(arbiter.i[index].ready),
-                            ]
-                m.d.comb += [arbiter.i[index].payload.eq(port.payload) for arbiter in arbiters]
+                for target, arbiter in zip(Port, arbiters, strict=True):
+                    m.d.comb += arbiter.i[index].payload.eq(port.payload)
+                    with m.If(route(target, port.payload)):
+                        m.d.comb += [
+                            arbiter.i[index].valid.eq(port.valid),
+                            port.ready.eq(arbiter.i[index].ready),
+                        ]
 
         offered = Cat(
             stream.valid

@@ -5,7 +5,7 @@ from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.command import Command, Operation
-from .formats.tlp import ADDRESS_BITS, BAR_SHIFT, CompletionBeat, PostedBeat, ReadBeat
+from .formats.tlp import ADDRESS_BITS, CompletionBeat, PostedBeat, ReadBeat, claims
 from .lib.align import rotate_right_bytes
 
 __all__ = ["Processor", "Response"]
@@ -45,7 +45,7 @@ class Processor(wiring.Component):
     completions : In(stream of `CompletionBeat`)
         Answers to `reads`; of one beat each, since a load lies within one line.
     stores : Out(stream of `PostedBeat`)
-        Stores to the own memory (address bits 45:44 are `port`).
+        Stores to the own memory (`formats.tlp.claims`).
     posted, reads : Out(streams of `PostedBeat`, `ReadBeat`)
         Stores and loads elsewhere. A store is one TLP, or two if it crosses 4 KiB.
     response : Out(Response)
@@ -123,7 +123,7 @@ class Processor(wiring.Component):
         # A command goes to one of the three.
         own, store = Signal(), Signal()
         m.d.comb += [
-            own.eq(command.address[BAR_SHIFT : BAR_SHIFT + 2] == self._port.value),
+            own.eq(claims(self._port, command.address[:ADDRESS_BITS])),
             store.eq(self.commands.valid & (command.op == Operation.STORE)),
             self.stores.valid.eq(store & own),
             self.posted.valid.eq(store & ~own),

@@ -1,7 +1,8 @@
 """Where things lie in a node's memories, and the bus addresses by which devices reach them.
 
-A memory has 64 GiB of address space, of which only what is touched takes room. Offsets are the same
-in GPU and host memory, so that a queue can live in either.
+A memory has 64 GiB of address space, of which only what is touched takes room: it keeps the low 36
+bits of a bus address (who owns an address: `hw.formats.tlp.claims`). Offsets are the same in GPU
+and host memory, so that a queue can live in either.
 """
 
 from hw.formats.command import MEMORIES

@@ -46,6 +46,7 @@ _SHARED = {
     "total_mops": "Ceiling of the NIC's message rate, in millions per second; 0: none.",
     "qp_mops": "Ceiling of one QP's message rate, in millions per second; 0: none.",
     "doorbell_fifo_depth": "Rings that fit in the doorbell FIFO.",
+    "push_wait_ns": "How long lines of a BlueFlame push may stay away; then its WQE is fetched.",
     "wqe_tags": "Reads of WQEs under way.",
     "payload_tags": "Reads of payload under way.",
     "gbps": "Data rate.",

@@ -345,6 +345,8 @@ class Machine:
             ("bw_stop", None, ()),
             ("bw_flush", ctypes.c_int, (u64,)),
             ("bw_events", pointer, (ctypes.POINTER(u64),)),
+            ("bw_tap", None, ()),
+            ("bw_tapped", pointer, (ctypes.POINTER(u64), ctypes.POINTER(u64))),
             ("bw_counters", None, (ctypes.POINTER(u64),)),
             ("bw_save", ctypes.c_int, (ctypes.c_char_p,)),
             ("bw_waves_open", ctypes.c_int, (ctypes.c_char_p,)),
@@ -568,6 +570,27 @@ class Machine:
             return np.empty(0, RECORD)
         raw = (ctypes.c_uint8 * (count.value * RECORD.itemsize)).from_address(address)
         return np.frombuffer(memoryview(raw), RECORD).copy()
+
+    def tap(self) -> None:
+        """Keep every beat that a node sends on its wire from now on, for `tapped`."""
+        self._library.bw_tap()
+
+    def tapped(self) -> list[tuple[int, int, int]]:
+        """What was sent on the wires since `tap`, in order: (cycle, node, bits of a `WireBeat`)."""
+        records, words = ctypes.c_uint64(), ctypes.c_uint64()
+        address = self._library.bw_tapped(ctypes.byref(records), ctypes.byref(words))
+        if not records.value:
+            return []
+        size = 8 * words.value
+        raw = ctypes.string_at(address, records.value * size)
+        return [
+            (
+                int.from_bytes(raw[at : at + 8], "little"),
+                int.from_bytes(raw[at + 8 : at + 16], "little"),
+                int.from_bytes(raw[at + 16 : at + size], "little"),
+            )
+            for at in range(0, len(raw), size)
+        ]
 
     def save_recording(self, path: Path) -> None:
         """Save the stimulus of a recorded run, for `sim.launch.replay`."""

@@ -8,16 +8,20 @@ from hw.formats.layout import Codec
 
 __all__ = [
     "doorbell",
+    "gather",
+    "nop",
     "read_cqe",
     "record",
     "write",
     "write_inline",
+    "write_inline_combined",
 ]
 
 _ctrl, _raddr, _data = Codec(mlx5.Ctrl), Codec(mlx5.Raddr), Codec(mlx5.Data)
 _doorbell = Codec(mlx5.Doorbell)
 _WRITE = mlx5.WqeOpcode.WRITE.value
 _BLOCK = mlx5.BLOCK_BYTES
+_NOP = mlx5.WqeOpcode.NOP.value
 
 _HEAD_BYTES = _ctrl.size + _raddr.size
 #: Bit of a field in the head's big-endian number.
@@ -47,6 +51,14 @@ def _wqe(index, qpn, raddr, rkey, signaled, segments):
     return raw.ljust(size + -size % _BLOCK, b"\0")
 
 
+def gather(*, index, qpn, raddr, rkey, runs, signaled):
+    """RDMA WRITE of the bytes of `runs`, each (address, length, lkey), one after the other."""
+    data = b"".join(
+        _data.pack(byte_count=length, lkey=lkey, address=address) for address, length, lkey in runs
+    )
+    return _wqe(index, qpn, raddr, rkey, signaled, data)
+
+
 def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1):
     """RDMA WRITE that points to its payload: one block (48 bytes count) with one data segment.
 
@@ -54,17 +66,39 @@ def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1)
     """
     segments = min(segments, length)
     cuts = [length * cut // segments for cut in range(segments + 1)]
-    data = b"".join(
-        _data.pack(byte_count=end - start, lkey=lkey, address=laddr + start)
-        for start, end in pairwise(cuts)
-    )
-    return _wqe(index, qpn, raddr, rkey, signaled, data)
+    runs = [(laddr + start, end - start, lkey) for start, end in pairwise(cuts)]
+    return gather(index=index, qpn=qpn, raddr=raddr, rkey=rkey, runs=runs, signaled=signaled)
 
 
 def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     """RDMA WRITE whose bytes stand in the WQE: as many blocks as they need."""
     segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
     return _wqe(index, qpn, raddr, rkey, signaled, segment)
+
+
+def nop(*, index, qpn, signaled, ds=1):
+    """A WQE that does nothing: one block, of which software writes 16 bytes.
+
+    (NVSHMEM says `ds` 2 where it posts one by itself.)
+    """
+    ctrl = _ctrl.pack(
+        opcode=_NOP,
+        wqe_index=index & 0xFFFF,
+        qpn=qpn,
+        ds=ds,
+        fm_ce_se=mlx5.CE_ALWAYS if signaled else 0,
+    )
+    return ctrl + bytes(mlx5.BLOCK_BYTES - len(ctrl))
+
+
+def write_inline_combined(*, index, qpn, raddr, rkey, payload):
+    """The inline values of a warp's lanes as NVSHMEM writes them: one WRITE, not signalled, and the
+    NOP behind it that carries the completion.
+    """
+    first = write_inline(
+        index=index, qpn=qpn, raddr=raddr, rkey=rkey, payload=payload, signaled=False
+    )
+    return first + nop(index=index + len(first) // mlx5.BLOCK_BYTES, qpn=qpn, signaled=True)
 
 
 @cache

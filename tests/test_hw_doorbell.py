@@ -1,68 +1,16 @@
 """The doorbell page: which writes ring, what is ignored, and when it stalls."""
 
+from random import Random
+
 import pytest
-from amaranth.lib import wiring
-from support_rig import Rig, pack
+from support_doorbell import PAGE, QPN, START, STRUCTURE, doorbell_rig, put_lines, put_write, word
 from support_wqe import data_segment, inline_segment, load_vectors, write_wqe
 
-from hw.config import Structure
-from hw.doorbell import Doorbell
-from hw.formats.context import ConfigWrite, SqContext, Table
 from hw.formats.events import DropReason
-from hw.qp_context import QpContext
 
-QPN = 0xABCD
-STRUCTURE = Structure(qps=16, doorbell_fifo=16)
 QP = QPN % STRUCTURE.qps
-PAGE = 0x2000_0000_3000
-#: Cycle from which writes come; the context is there.
-START = 3
-
-
-def doorbell_rig(*, qpns=(QPN,), doorbell=5, depth=16, **options):
-    """A doorbell with its context table, which holds the QPs `qpns`."""
-    block, contexts = Doorbell(STRUCTURE), QpContext(STRUCTURE)
-
-    def wrap(m, block):
-        m.submodules.contexts = contexts
-        wiring.connect(m, block.sq, contexts.doorbell)
-
-    rig = Rig(block, wrap=wrap, pulses={"config": (contexts.config, ConfigWrite)}, **options)
-    for qpn in qpns:
-        context = {"valid": 1, "qpn": qpn, "depth_log2": 6}
-        rig.put(
-            "config",
-            {"table": Table.SQ, "index": qpn % STRUCTURE.qps, "data": pack(SqContext, context)},
-        )
-    rig.set(block.timing.doorbell, doorbell)
-    rig.set(block.timing.doorbell_fifo_depth, depth)
-    return rig
-
-
-def put_write(rig, offset, raw, at=START):
-    """A write as one TLP, a beat per line."""
-    address, length, first = PAGE + offset, len(raw), 1
-    while raw:
-        count = min(64 - address % 64, len(raw))
-        rig.put(
-            "writes",
-            {
-                "data": int.from_bytes(raw[:count], "little") << 8 * (address % 64),
-                "address": address,
-                "count": count,
-                "length": length,
-                "first": first,
-                "last": int(count == len(raw)),
-            },
-            at,
-        )
-        address, raw, first = address + count, raw[count:], 0
-
-
-def word(index, ds=0, qpn=QPN, top=0):
-    return ((top << 24 | index << 8) & 0xFFFFFFFF).to_bytes(4, "big") + (qpn << 8 | ds).to_bytes(
-        4, "big"
-    )
+OTHER = 0x1
+WQE3 = write_wqe(inline_segment(bytes(range(140))), index=9)
 
 
 def drops(rig):
@@ -115,14 +63,178 @@ def test_push_gives_the_lines_of_its_wqe(payload, count):
     assert not drops(rig)
 
 
-def test_push_shorter_than_its_wqe_rings_only():
+@pytest.mark.parametrize("payload, count", [(12, 1), (60, 2), (140, 3), (220, 4)])
+@pytest.mark.parametrize("gap", [0, 9])
+def test_push_in_lines_is_a_push(payload, count, gap):
+    wqe = write_wqe(inline_segment(bytes(range(payload))), index=9)
+    rig = doorbell_rig(stall=0.3)
+    for number, offset in enumerate((0x800, 0x900, 0x800)):
+        put_lines(rig, offset, wqe, START + 50 * number, gap)
+    rig.run(250)
+    assert [(r["pushed"], r["blocks"], r["producer"]) for r in rig.items("rings")] == [
+        (1, count, 9 + count)
+    ] * 3
+    lines = b"".join(line["data"].to_bytes(64, "little") for line in rig.items("pushes"))
+    assert lines == 3 * wqe
+    assert not drops(rig)
+
+
+def test_push_that_cannot_be_used_rings_only():
     rig = doorbell_rig()
-    put_write(rig, 0x800, write_wqe(inline_segment(bytes(60)), index=7)[:64])
     put_write(rig, 0x800, word(7, 0) + bytes(56))
+    put_write(rig, 0x800, word(7, 17) + bytes(56))
     rig.run(40)
-    assert [(ring["pushed"], ring["producer"]) for ring in rig.items("rings")] == [(0, 9), (0, 7)]
+    assert [(ring["pushed"], ring["producer"]) for ring in rig.items("rings")] == [(0, 7), (0, 12)]
     assert rig.items("pushes") == []
     assert drops(rig) == [(DropReason.PUSH_NOT_USED, 7)] * 2
+
+
+def test_push_that_stays_incomplete_is_given_up_in_time():
+    rig = doorbell_rig(doorbell=5, wait=50)
+    put_write(rig, 0x800, WQE3[:64])
+    put_write(rig, 0x840, WQE3[64:128], START + 40)
+    rig.run(200)
+    ((cycle, ring),) = rig.taken["rings"]
+    # Judged one cycle after it was accepted; given up 50 later; one more through the delay of 5.
+    assert (cycle, ring["pushed"], ring["producer"]) == (START + 1 + 50 + 5, 0, 12)
+    assert not rig.items("pushes")
+    assert drops(rig) == [(DropReason.PUSH_TORN, 9)]
+    assert rig.events["on_dropped"][0][0] == START + 1 + 50
+
+
+@pytest.mark.parametrize("last", [50, 51])
+def test_line_that_comes_with_the_end_of_the_wait_still_counts(last):
+    rig = doorbell_rig(wait=50)
+    put_write(rig, 0x800, WQE3[:64])
+    put_write(rig, 0x840, WQE3[64:128], START + 20)
+    put_write(rig, 0x880, WQE3[128:], START + last)
+    rig.run(200)
+    reasons = [reason for reason, _ in drops(rig)]
+    assert reasons == ([] if last == 50 else [DropReason.PUSH_TORN, DropReason.PUSH_PIECE])
+    assert [ring["pushed"] for ring in rig.items("rings")] == [int(last == 50)]
+
+
+def test_push_never_takes_lines_of_another():
+    """Two QPs push at once to pages of their own: the second is whole, the first is fetched."""
+    rig = doorbell_rig(qpns=(QPN, OTHER))
+    other = write_wqe(inline_segment(bytes([0xAA] * 140)), index=3, qpn=OTHER)
+    for line in range(0, 192, 64):
+        put_write(rig, 0x800 + line, WQE3[line : line + 64])
+        put_write(rig, 0x800 + line, other[line : line + 64], page=PAGE + 0x1000)
+    rig.run(100)
+    rings = [(r["qpn"], r["pushed"], r["producer"]) for r in rig.items("rings")]
+    assert rings == [(QPN, 0, 12), (OTHER, 1, 6)]
+    assert b"".join(line["data"].to_bytes(64, "little") for line in rig.items("pushes")) == other
+    assert drops(rig) == [
+        (DropReason.PUSH_TORN, 9),
+        (DropReason.PUSH_PIECE, 0x840),
+        (DropReason.PUSH_PIECE, 0x880),
+    ]
+
+
+def test_doorbells_of_other_queues_leave_a_push_alone():
+    rig = doorbell_rig(qpns=(QPN, OTHER))
+    for line in range(0, 192, 64):
+        put_write(rig, 0x800 + line, WQE3[line : line + 64])
+        put_write(rig, 0x800, word(line, qpn=OTHER), page=PAGE + 0x1000)
+    rig.run(100)
+    assert [(r["qpn"], r["pushed"]) for r in rig.items("rings")] == [
+        (OTHER, 0),
+        (OTHER, 0),
+        (QPN, 1),
+        (OTHER, 0),
+    ]
+    assert not drops(rig)
+
+
+def reference(writes, qpns):
+    """Plain version without time: (rings, lines, drops) of writes (page, offset, bytes)."""
+    rings, lines, dropped, push = [], [], [], None
+
+    def tear():
+        rings.append((push["qpn"], push["producer"], 0))
+        dropped.append((DropReason.PUSH_TORN, push["index"]))
+
+    for page, offset, raw in writes:
+        for at in range(0, len(raw), 64):
+            place, line = page + offset + at, raw[at : at + 64]
+            if push and place == push["next"] and len(line) == 64:
+                push["lines"].append(line)
+                push["next"] += 64
+                if len(push["lines"]) == push["blocks"]:
+                    rings.append((push["qpn"], push["producer"], 1))
+                    lines += push["lines"]
+                    push = None
+                continue
+            starts = at == 0 and offset >= 0x800 and offset % 256 == 0 and 8 <= len(raw) <= 256
+            index, qpn = int.from_bytes(line[1:3], "big"), int.from_bytes(line[4:7], "big")
+            blocks = -(-(line[7] & 63) // 4) if len(line) > 7 else 0
+            whole = len(line) == 64
+            if push and (
+                place // 256 == (push["next"] - 64) // 256
+                or (starts and (whole or qpn == push["qpn"]))
+            ):
+                tear()
+                push = None
+            if not starts:
+                if at == 0:
+                    piece = offset >= 0x800 and offset % 256
+                    reason = DropReason.PUSH_PIECE if piece else DropReason.DOORBELL_OFFSET
+                    dropped.append((reason, offset))
+            elif qpn not in qpns:
+                dropped.append((DropReason.DOORBELL_UNKNOWN_QP, qpn))
+            elif whole and 1 < blocks <= 4:
+                push = {"qpn": qpn, "index": index, "producer": index + blocks, "blocks": blocks}
+                push |= {"next": place + 64, "lines": [line]}
+            else:
+                rings.append((qpn, index + blocks, int(whole and blocks == 1)))
+                lines += [line] if whole and blocks == 1 else []
+                if whole and blocks != 1:
+                    dropped.append((DropReason.PUSH_NOT_USED, index))
+    if push:
+        tear()
+    return rings, lines, dropped
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mixture_of_pieces_is_as_in_the_plain_version(seed):
+    random = Random(seed)
+    qpns, streams = (QPN, OTHER, 0x4), []
+    for qpn, page in zip((*qpns, 0x77), (PAGE, PAGE + 0x1000, PAGE + 0x2000, PAGE), strict=True):
+        stream = []
+        for index in range(8):
+            size = random.choice([12, 60, 140, 220, 240])
+            raw = write_wqe(inline_segment(random.randbytes(size)), index=index, qpn=qpn)
+            offset = random.choice([0x800, 0x900])
+            kind = random.randrange(5)
+            if kind == 0:
+                stream.append((page, offset, raw[:8]))
+            elif kind == 1:
+                stream.append((page, offset, raw[:256]))
+            else:
+                pieces = [(page, offset + at, raw[at : at + 64]) for at in range(0, len(raw), 64)]
+                if kind == 2:
+                    del pieces[random.randrange(len(pieces))]
+                if kind == 3:
+                    pieces.insert(random.randrange(len(pieces)), (page, 0x20, raw[:8]))
+                stream += pieces
+        streams.append(stream)
+    writes = []
+    while any(streams):
+        stream = random.choice([stream for stream in streams if stream])
+        # Mostly in one piece, so that both ends are common.
+        for _ in range(random.choice([1, 2, 9])):
+            if stream:
+                writes.append(stream.pop(0))
+    rig = doorbell_rig(qpns=qpns, wait=2000, stall=0.2, idle=0.2, seed=seed)
+    for page, offset, raw in writes:
+        put_write(rig, offset, raw, page=page)
+    rig.run(5000)
+    rings, lines, dropped = reference(writes, qpns)
+    assert [(r["qpn"], r["producer"], r["pushed"]) for r in rig.items("rings")] == rings
+    assert [line["data"].to_bytes(64, "little") for line in rig.items("pushes")] == lines
+    assert drops(rig) == dropped
+    assert lines and dropped
 
 
 @pytest.mark.parametrize("piece", [8, 16, 32])
@@ -207,12 +319,14 @@ def test_latency_and_rate(doorbell):
 @pytest.mark.parametrize("seed", range(3))
 def test_skipping_quiet_cycles_changes_nothing(seed):
     def run(skip):
-        rig = doorbell_rig(doorbell=30, depth=4, idle=0.2, stall=0.4, seed=seed, skip=skip)
+        rig = doorbell_rig(doorbell=30, depth=4, idle=0.2, stall=0.4, seed=seed, skip=skip, wait=9)
         for number in range(30):
             at = START + 97 * number + (number * seed * 13) % 60
             put_write(rig, 0x800, word(number), at)
             if number % 3 == 0:
                 put_write(rig, 0x900, write_wqe(inline_segment(bytes(60)), index=number), at)
+            if number % 5 == 0:
+                put_lines(rig, 0x800, WQE3, at, gap=number % 4)
             if number % 7 == 0:
                 put_write(rig, 0x10, word(number), at)
         rig.run(3500)

@@ -9,7 +9,7 @@ from amaranth.sim import Simulator
 from support_pcie import Probes, Sink, Source, pcie_timing, posted_beats, run
 
 from hw.config import BYTE_FRACTION, Structure, byte_interval
-from hw.formats.tlp import Port
+from hw.formats.tlp import Port, claims
 from hw.pcie import PcieLink
 from hw.pcie_switch import PcieFabric
 
@@ -135,7 +135,14 @@ def test_write_arrives_by_the_closed_form(address, length, latency, gbps):
         assert expected[-1] == start + ceil(wire * Fraction(interval, 1 << BYTE_FRACTION)) + latency
     ((cycle, event),) = link.sent.got
     assert cycle == start
-    assert event == {"link": 5, "tlp": POSTED_NUMBER, "payload": length, "wire": wire, "mark": 0}
+    assert event == {
+        "link": 5,
+        "tlp": POSTED_NUMBER,
+        "payload": length,
+        "wire": wire,
+        "mark": 0,
+        "address": NIC + address,
+    }
 
 
 def test_read_costs_its_header():
@@ -147,6 +154,7 @@ def test_read_costs_its_header():
         "payload": 512,
         "wire": 24,
         "mark": 0,
+        "address": NIC,
     }
 
 
@@ -459,6 +467,28 @@ def test_fabric_routes_by_address_and_requester():
     assert got[Port.GPU, "completions"][0]["tag"] == 9
     # Each TLP enters one link up and one link down.
     assert [len(sent[number].got) for number in range(6)] == [1, 2, 2, 2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("address", "owner"),
+    [
+        (0x7F11_2233_4400, Port.HOST),
+        (0x5555_0000_0000, Port.HOST),
+        (GPU, Port.GPU),
+        (GPU + (1 << 36) - 1, Port.GPU),
+        (GPU + (1 << 36), Port.HOST),
+        (GPU - 1, Port.HOST),
+        (NIC + 0x100_0000, Port.HOST),
+        (NIC + 0xFFF_800, Port.NIC),
+        (0xFFFF_FFFF_FFC0, Port.HOST),
+    ],
+)
+def test_what_nobody_claims_goes_to_the_host(address, owner):
+    assert [port for port in Port if claims(port, address)] == [owner]
+    sources = {(Port.NIC, "posted"): posted_beats(address, b"x")}
+    sources[Port.NIC, "reads"] = [read(address, 1, 7, Port.NIC)]
+    _, _, sinks, _ = fabric_run(sources, 300)
+    assert {key for key, sink in sinks.items() if sink.got} == {(owner, "posted"), (owner, "reads")}
 
 
 @pytest.mark.parametrize("length", [8, 64])

@@ -6,7 +6,7 @@ Every event has a number (kind) and a Struct of at most 160 bits, emitted in one
 
 from amaranth.lib import data
 
-from .tlp import Mark, TlpClass
+from .tlp import ADDRESS_BITS, Mark, TlpClass
 
 __all__ = [
     "EVENTS",
@@ -68,7 +68,8 @@ class DropReason(enum.Enum, shape=8):
     DOORBELL_STALE = 2
     #: A write to a UAR offset that is no doorbell register.
     DOORBELL_OFFSET = 3
-    #: A BlueFlame push that was not used, since older WQEs were still to be fetched. Not an error.
+    #: A BlueFlame push that was not used, since older WQEs were still to be fetched, or since it
+    #: could not be kept. Not an error: its WQE is fetched.
     PUSH_NOT_USED = 4
     #: Packet dropped by a fault slot.
     WIRE_FAULT = 5
@@ -87,6 +88,9 @@ class DropReason(enum.Enum, shape=8):
     DMA_LEDGER = 11
     #: A later piece of a push that came in several writes: its WQE is fetched. Not an error.
     PUSH_PIECE = 12
+    #: A push of several lines of which not all came, or not in a row: its WQE is fetched. Not an
+    #: error.
+    PUSH_TORN = 13
     #: A request that was executed before; it is acknowledged again. Not an error.
     PACKET_DUPLICATE = 24
     #: A request for a QP that refused an earlier one.
@@ -245,6 +249,8 @@ class TlpSent(data.Struct):
     payload: 13
     wire: 13
     mark: Mark
+    #: First byte; of a completion only the low 12 bits.
+    address: ADDRESS_BITS
 
 
 class Dropped(data.Struct):

@@ -21,19 +21,39 @@ __all__ = [
     "PostedBeat",
     "ReadBeat",
     "TlpClass",
+    "claims",
 ]
 
-#: Bus addresses: bits 47:44 say which device owns the address.
+#: Bus addresses. Software's own 64-bit addresses lose bits 63:48.
 ADDRESS_BITS = 48
+#: Where the window of a device begins: its `Port` above this many bits.
 BAR_SHIFT = 44
 
 
 class Port(enum.Enum, shape=2):
-    """Devices of a node. The value is also bits 45:44 of the addresses they own."""
+    """Devices of a node."""
 
     HOST = 0
     GPU = 1
     NIC = 2
+
+
+#: Bits of an address within a device's window: 64 GiB of GPU memory, 4096 doorbell pages.
+_WINDOW_BITS = {Port.GPU: 36, Port.NIC: 24}
+
+
+def claims(port, address):
+    """Whether an address (integer or signal) belongs to a device of a node.
+
+    As on PCIe, the GPU and the NIC claim their windows and nothing else, and what nobody claims
+    goes upstream: to host memory. So user-space addresses of real software are host memory as they
+    stand. A memory keeps the low 36 bits of an address: addresses that differ only above are the
+    same bytes.
+    """
+    if port is Port.HOST:
+        return (claims(Port.GPU, address) | claims(Port.NIC, address)) == 0
+    bits = _WINDOW_BITS[port]
+    return (address >> bits) == port.value << BAR_SHIFT - bits
 
 
 class TlpClass(enum.Enum, shape=2):

@@ -9,6 +9,7 @@ from hw.formats.mlx5 import BLOCK_BYTES
 from hw.formats.tlp import MarkKind
 
 from .. import addresses, wqe
+from .completions import consumer_record
 from .polling import is_ours
 
 __all__ = ["PostedWqe", "SendQueue", "mark"]
@@ -159,7 +160,7 @@ class SendQueue:
         self.node.store(
             self.processor,
             self._record + addresses.CQ_RECORD,
-            (self._consumed & 0xFFFFFF).to_bytes(4, "big"),
+            consumer_record(self._consumed),
             self.node.now + 1,
             mark(MarkKind.RECORD, self.qp, self._consumed & 0xFFFF),
         )

@@ -163,6 +163,15 @@ void Engine::update_mail(u32 node) {
     mail_due_[node] = due;
 }
 
+void Engine::tap(u64 cycle, u32 node, const void* beat, size_t size) {
+    tap_words = 2 + (size + 7) / 8;
+    const size_t at = tapped.size();
+    tapped.resize(at + tap_words);
+    tapped[at] = cycle;
+    tapped[at + 1] = node;
+    std::memcpy(&tapped[at + 2], beat, size);
+}
+
 void Engine::event(u32 node, u32 kind, const void* payload) {
     if (muted) return;
     Event& record = events.emplace_back();
@@ -384,6 +393,13 @@ void* bw_events(unsigned long long* count) {
     engine.sort_events();
     *count = engine.events.size();
     return engine.events.data();
+}
+void bw_tap() { Engine::get().tapping = true; }
+void* bw_tapped(unsigned long long* records, unsigned long long* words) {
+    Engine& engine = Engine::get();
+    *words = engine.tap_words;
+    *records = engine.tap_words ? engine.tapped.size() / engine.tap_words : 0;
+    return engine.tapped.data();
 }
 void bw_counters(unsigned long long* out) {
     const Engine& engine = Engine::get();

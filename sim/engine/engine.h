@@ -163,6 +163,7 @@ public:
 
     // From the RTL.
     void event(u32 node, u32 kind, const void* payload);
+    void tap(u64 cycle, u32 node, const void* beat, size_t size);
     bool pop(u32 node, u32 port, Request& request);
     void response(u32 node, u32 port, u64 token, const void* data);
     void write(u32 node, u32 memory, u64 address, u64 byte_enable, const void* data);
@@ -183,6 +184,10 @@ public:
     Models* models = nullptr;
     std::vector<Event> events;
     std::vector<Link> links;
+    // What nodes sent on the wire, if `tapping`: records of cycle, node, and the beat padded to whole words.
+    std::vector<u64> tapped;
+    size_t tap_words = 0;  // of a record
+    bool tapping = false;
     bool running = false;
     bool started = false;
     bool muted = true;  // during reset nothing reaches the laboratory

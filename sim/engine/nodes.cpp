@@ -259,6 +259,7 @@ private:
     void depart(const Node& node, const Port& port, u64 now) {
         const Pins& pins = port.pins;
         if (*pins.tx_valid) {
+            if (engine_.tapping) engine_.tap(now, node.id, pins.tx_beat, sizeof(Beat));
             if (port.peer)
                 port.peer->beats.push(now + port.peer_cycles, *pins.tx_beat);
             else

@@ -1,0 +1,70 @@
+"""The doorbell page alone: a rig with its context table, and writes as processors make them."""
+
+from amaranth.lib import wiring
+from support_rig import Rig, pack
+
+from hw.config import Structure
+from hw.doorbell import Doorbell
+from hw.formats.context import ConfigWrite, SqContext, Table
+from hw.qp_context import QpContext
+
+__all__ = ["PAGE", "QPN", "START", "STRUCTURE", "doorbell_rig", "put_lines", "put_write", "word"]
+
+QPN = 0xABCD
+STRUCTURE = Structure(qps=16, doorbell_fifo=16)
+PAGE = 0x2000_0000_3000
+#: Cycle from which writes come; the context is there.
+START = 3
+
+
+def doorbell_rig(*, qpns=(QPN,), doorbell=5, depth=16, wait=50, **options):
+    """A doorbell with its context table, which holds the QPs `qpns`."""
+    block, contexts = Doorbell(STRUCTURE), QpContext(STRUCTURE)
+
+    def wrap(m, block):
+        m.submodules.contexts = contexts
+        wiring.connect(m, block.sq, contexts.doorbell)
+
+    rig = Rig(block, wrap=wrap, pulses={"config": (contexts.config, ConfigWrite)}, **options)
+    for qpn in qpns:
+        context = {"valid": 1, "qpn": qpn, "depth_log2": 6}
+        rig.put(
+            "config",
+            {"table": Table.SQ, "index": qpn % STRUCTURE.qps, "data": pack(SqContext, context)},
+        )
+    rig.set(block.timing.doorbell, doorbell)
+    rig.set(block.timing.doorbell_fifo_depth, depth)
+    rig.set(block.timing.push_wait, wait)
+    return rig
+
+
+def put_write(rig, offset, raw, at=START, page=PAGE):
+    """A write as one TLP, a beat per line."""
+    address, length, first = page + offset, len(raw), 1
+    while raw:
+        count = min(64 - address % 64, len(raw))
+        rig.put(
+            "writes",
+            {
+                "data": int.from_bytes(raw[:count], "little") << 8 * (address % 64),
+                "address": address,
+                "count": count,
+                "length": length,
+                "first": first,
+                "last": int(count == len(raw)),
+            },
+            at,
+        )
+        address, raw, first = address + count, raw[count:], 0
+
+
+def put_lines(rig, offset, raw, at=START, gap=0, page=PAGE):
+    """A write as a write-combining processor makes it: a TLP for each line, `gap` cycles apart."""
+    for line in range(0, len(raw), 64):
+        put_write(rig, offset + line, raw[line : line + 64], at + line // 64 * gap, page)
+
+
+def word(index, ds=0, qpn=QPN, top=0):
+    return ((top << 24 | index << 8) & 0xFFFFFFFF).to_bytes(4, "big") + (qpn << 8 | ds).to_bytes(
+        4, "big"
+    )
