@@ -575,22 +575,17 @@ class Machine:
         """Keep every beat that a node sends on its wire from now on, for `tapped`."""
         self._library.bw_tap()
 
-    def tapped(self) -> list[tuple[int, int, int]]:
-        """What was sent on the wires since `tap`, in order: (cycle, node, bits of a `WireBeat`)."""
+    def tapped(self) -> np.ndarray:
+        """A copy of what was sent on the wires since `tap`, in order.
+
+        Rows of 64-bit words: cycle, node, then the bits of the beat (a `WireBeat`), lowest first.
+        """
         records, words = ctypes.c_uint64(), ctypes.c_uint64()
         address = self._library.bw_tapped(ctypes.byref(records), ctypes.byref(words))
         if not records.value:
-            return []
-        size = 8 * words.value
-        raw = ctypes.string_at(address, records.value * size)
-        return [
-            (
-                int.from_bytes(raw[at : at + 8], "little"),
-                int.from_bytes(raw[at + 8 : at + 16], "little"),
-                int.from_bytes(raw[at + 16 : at + size], "little"),
-            )
-            for at in range(0, len(raw), size)
-        ]
+            return np.empty((0, 2), np.uint64)
+        raw = (ctypes.c_uint64 * (records.value * words.value)).from_address(address)
+        return np.frombuffer(raw, np.uint64).reshape(records.value, words.value).copy()
 
     def save_recording(self, path: Path) -> None:
         """Save the stimulus of a recorded run, for `sim.launch.replay`."""

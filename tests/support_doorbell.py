@@ -8,7 +8,17 @@ from hw.doorbell import Doorbell
 from hw.formats.context import ConfigWrite, SqContext, Table
 from hw.qp_context import QpContext
 
-__all__ = ["PAGE", "QPN", "START", "STRUCTURE", "doorbell_rig", "put_lines", "put_write", "word"]
+__all__ = [
+    "PAGE",
+    "QPN",
+    "START",
+    "STRUCTURE",
+    "doorbell_rig",
+    "put_lines",
+    "put_write",
+    "rule_problems",
+    "word",
+]
 
 QPN = 0xABCD
 STRUCTURE = Structure(qps=16, doorbell_fifo=16)
@@ -68,3 +78,38 @@ def word(index, ds=0, qpn=QPN, top=0):
     return ((top << 24 | index << 8) & 0xFFFFFFFF).to_bytes(4, "big") + (qpn << 8 | ds).to_bytes(
         4, "big"
     )
+
+
+#: Cycles given to each write.
+_SLOT = 20
+
+
+def rule_problems(groups):
+    """Whether the block rings with the index that each record holds.
+
+    `groups` is a list of lists of (offset, bytes, mask, record); returns the problems of each.
+    """
+    rigs, placed = {}, []
+    for group in groups:
+        times = []
+        for offset, raw, _, record in group:
+            qpn = int.from_bytes(raw[4:7], "big")
+            if qpn not in rigs:
+                rigs[qpn] = [doorbell_rig(qpns=(qpn,)), START]
+            rig, at = rigs[qpn]
+            put_lines(rig, offset, raw, at)
+            times.append((qpn, at, int.from_bytes(record, "big") & 0xFFFF))
+            rigs[qpn][1] += _SLOT
+        placed.append(times)
+    for rig, end in rigs.values():
+        rig.run(end + _SLOT)
+    problems = []
+    for times in placed:
+        found = []
+        for qpn, at, _ in times:
+            rings = rigs[qpn][0].taken["rings"]
+            found.append([r["producer"] for cycle, r in rings if at < cycle <= at + _SLOT])
+        wanted = [[producer] for *_, producer in times]
+        bad = f"rings with {found}: the records say {wanted}"
+        problems.append([] if found == wanted else [bad])
+    return problems

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FORMS", "Item", "VectorError", "load", "waiting_reason"]
+__all__ = ["FORMS", "Item", "VectorError", "load", "waiting_part", "waiting_reason"]
 
 #: Keys that tell an item's form; the first form that fits counts.
 FORMS = {
@@ -65,6 +65,11 @@ WAITING = (
         )
     ),
     ("descriptor", "*", "the path gin_proxy"),
+)
+#: WQEs of sequences that wait: (pattern of the sequence's name, opcode, reason).
+WAITING_PARTS = (
+    ("deepep_*", 0x15, "atomics"),
+    ("deepep_*", 0x09, "WRITE with immediate"),
 )
 
 
@@ -167,11 +172,26 @@ def load(directory):
 def waiting_reason(item):
     """Which capability an item waits for, by its name; empty if it is to be executed."""
     name = item.data.get("name", "")
+    if item.data.get("qp_type", "RC") != "RC":
+        return "datagram connections"
     return next(
         (
             reason
             for form, pattern, reason in WAITING
             if form == item.form and fnmatch.fnmatchcase(name, pattern)
+        ),
+        "",
+    )
+
+
+def waiting_part(item, opcode):
+    """Likewise of one WQE of a sequence."""
+    name = item.data.get("name", "")
+    return next(
+        (
+            reason
+            for pattern, number, reason in WAITING_PARTS
+            if number == opcode and fnmatch.fnmatchcase(name, pattern)
         ),
         "",
     )

@@ -103,6 +103,7 @@ ARGUMENTS = {
     "structure": Structure(qps=2),
     "number": 0,
     "slots": 4,
+    "depth": 4,
     "lines": 128,
     "tags": 4,
     "tag_base": 0,

@@ -7,11 +7,15 @@ read there.
 
 from dataclasses import dataclass
 
-__all__ = ["PUT_BYTES", "PutRequest", "decode_put", "encode_put", "flag_of"]
+__all__ = ["DEFAULT_QP", "PUT_BYTES", "PutRequest", "decode_put", "encode_put", "flag_of"]
 
 #: A put request takes four words.
 PUT_BYTES = 32
+#: The QP that requests go to which do not name one.
+DEFAULT_QP = 1
 _PUT_OP = 1
+#: Added to the operation of a request that names its QP.
+_ON_QP = 100
 _GROUP = 1
 
 
@@ -33,8 +37,9 @@ def flag_of(position, ring_bytes):
 
 def encode_put(request, flag):
     """The 32 bytes of a put."""
+    op = _PUT_OP if request.qp == DEFAULT_QP else _PUT_OP + _ON_QP
     words = (
-        request.roffset << 24 | _PUT_OP << 16 | _GROUP << 8 | flag,
+        request.roffset << 24 | op << 16 | _GROUP << 8 | flag,
         request.laddr & ~0xFF | flag,
         request.size << 16 | (request.laddr & 0xFF) << 8 | flag,
         request.qp << 32 | request.pe << 16 | flag,
@@ -46,7 +51,7 @@ def decode_put(raw):
     """The request in 32 bytes; raises `ValueError` for another operation."""
     word = [int.from_bytes(raw[i : i + 8], "little") for i in range(0, PUT_BYTES, 8)]
     op = word[0] >> 16 & 0xFF
-    if op != _PUT_OP:
+    if op not in (_PUT_OP, _PUT_OP + _ON_QP):
         raise ValueError(
             f"channel word {word[0]:#018x}: operation {op}, this proxy serves put ({_PUT_OP})"
         )

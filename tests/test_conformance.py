@@ -1,0 +1,320 @@
+"""Bytes that third-party software wrote, consumed by software, blocks and machine as they are.
+
+`pytest -m conformance --vectors DIR` runs on any files of that form (docs/conformance.md). The
+other tests here see to it that a vector which is wrong, or a machine which is, cannot pass.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+from support_conformance import conform
+from support_execute import execute
+from support_jobs import job_of
+from support_run import ROOT
+from support_vectors import Item, VectorError, load, waiting_reason
+from support_work import Nop
+
+from hw.formats import mlx5
+from sim import wqe
+
+COMMON = {"qpn": "0xabcd", "laddr": "0x7f1122334400", "lkey": "0x112233"}
+COMMON |= {"raddr": "0x7fab12345600", "rkey": "0x445566", "sq": "64 WQEBB ring"}
+HEAD = {"qpn": 0xABCD, "raddr": 0x7FAB12345600, "rkey": 0x445566, "signaled": True}
+
+
+def vector(raw, defined, *, index, params, name="rdma_write", **more):
+    """A vector as NVSHMEM's set holds them; keywords replace its entries."""
+    end = index + len(raw) // 64
+    return {
+        "name": name,
+        "params": params,
+        "post_idx": index,
+        "slot": index % 64,
+        "wqebbs": len(raw) // 64,
+        "wqe": raw.hex(),
+        "defined": "1" * defined + "0" * (len(raw) - defined),
+        "dbr_snd": wqe.record(end).hex(),
+        "doorbell_8B": wqe.doorbell(qpn=0xABCD, index=end).hex(),
+        **more,
+    }
+
+
+def pointer(index=5, size=100):
+    raw = wqe.write(index=index, laddr=0x7F1122334400, lkey=0x112233, length=size, **HEAD)
+    return vector(raw, 48, index=index, params=COMMON | {"len": size})
+
+
+def inline(index=63, size=100):
+    """Pushed in lines; its blocks lie at the end and the start of the ring."""
+    payload = bytes((7 * i + 3) & 255 for i in range(size))
+    raw = wqe.write_inline(index=index, payload=payload, **HEAD)
+    params = COMMON | {"len": size, "inline": 1, "data": "byte i=(7i+3)&255"}
+    found = vector(raw, 36 + size, index=index, params=params, name="rdma_write_inline")
+    del found["doorbell_8B"]
+    write = {"uar_off": "0x900", "len": len(raw), "bytes": raw.hex(), "defined": found["defined"]}
+    return found | {"mmio": [write]}
+
+
+def content(*items, form="vectors", name="some_stack", common=None):
+    return {"about": {"common_params": common or {}}, "sets": {name: {"source": "", form: items}}}
+
+
+def put(folder, text, name="a.json"):
+    (folder / name).write_text(text if isinstance(text, str) else json.dumps(text))
+    return folder
+
+
+def failures(folder, *items, **options):
+    return conform(put(folder, content(*items, **options)), folder / "run").failures
+
+
+@pytest.mark.slow
+@pytest.mark.conformance
+def test_vectors_conform(vectors, tmp_path, record_property, model):
+    try:
+        report = conform(vectors, tmp_path)
+    except VectorError as error:
+        pytest.fail(str(error), pytrace=False)
+    record_property("table", report.text)
+    if report.failures:
+        pytest.fail("\n".join(report.failures), pytrace=False)
+    if not report.consumed:
+        pytest.fail(f"{vectors}: no item is consumed", pytrace=False)
+
+
+# A vector that is wrong cannot pass ---------------------------------------------------------------
+
+
+def flipped(data, byte, key="wqe"):
+    raw = bytearray.fromhex(data[key])
+    raw[byte] ^= 0x10
+    return data | {key: raw.hex()}
+
+
+@pytest.mark.slow
+def test_good_vectors_of_other_sizes_and_places_pass(tmp_path, model):
+    items = [pointer(), pointer(70, 5000), inline(), inline(65535, 28), pointer(65535, 1)]
+    items.append(inline(61, 220))
+    report = conform(put(tmp_path, content(*items)), tmp_path / "run")
+    assert report.failures == [] and report.consumed == len(items)
+    assert "some_stack" in report.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda v: flipped(v, 36 + 3), "lkey"),
+        (lambda v: flipped(v, 24 + 3), "rkey"),
+        (lambda v: flipped(v, 16 + 5), "raddr"),
+        (lambda v: flipped(v, 40 + 5), "payload read"),
+        (lambda v: flipped(v, 34), "RETH length"),
+        (lambda v: v | {"wqe": v["wqe"].replace("00000508", "00000510", 1)}, "decoded as status 2"),
+        (lambda v: flipped(v, 11), "byte 11"),
+        (lambda v: flipped(v, 2), "byte 2"),
+        (lambda v: flipped(v, 2, "doorbell_8B"), "rings"),
+        (lambda v: flipped(v, 6, "doorbell_8B"), "rings"),
+        (lambda v: flipped(v, 3, "dbr_snd"), "record"),
+        (lambda v: v | {"params": v["params"] | {"rkey": "0x1"}}, "RETH rkey"),
+        (lambda v: v | {"params": v["params"] | {"len": 64}}, "landed"),
+        (lambda v: v | {"wqebbs": 2}, "wqebbs"),
+    ],
+)
+def test_corrupted_vector_is_told(tmp_path, model, change, told):
+    found = failures(tmp_path, change(pointer()))
+    assert any(told in line for line in found), found
+    assert all(line.startswith("a.json: some_stack.vectors[0]") for line in found)
+
+
+@pytest.mark.slow
+def test_corrupted_inline_byte_and_torn_push_are_told(tmp_path, model):
+    wrong_byte = flipped(inline(), 40)
+    torn = deepcopy(inline())
+    torn["mmio"][0] |= {"len": 64, "bytes": torn["wqe"][:128], "defined": "1" * 64}
+    found = failures(tmp_path, wrong_byte, torn)
+    assert any("[0]" in line and "byte 40" in line for line in found), found
+    assert any("[1]" in line and "dropped ['PUSH_TORN']" in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("item", "key", "value"),
+    [
+        ({"base": 0, "num_wqes": 1, "resv_head": 2, "batch": 32, "rang": 0}, "rang", 1),
+        (
+            {"wait_idx": 6, "cons_idx": 5, "prod_idx": 6, "cqe_wqe_counter": 5, "cqe_opcode": 0}
+            | {"ncqes": 64, "done": 1, "new_cons_idx": 6, "status": 0},
+            "new_cons_idx",
+            7,
+        ),
+        (
+            {"wait_idx": 64, "cqe_ci": 64, "cqe_opcode": 0, "cqe_owner": 0, "cqe_wqe_counter": 0}
+            | {"cqe_num": 64, "done": 0},
+            "done",
+            1,
+        ),
+        (
+            {"solicited_only": 1, "cqn": "0x77", "ci": "0x345", "sn": 2, "dbrec_arm": "21000345"}
+            | {"mmio": "2100034500000077"},
+            "dbrec_arm",
+            "20000345",
+        ),
+        ({"rq_wqe": "000000400011223300007f1122334400", "dbr_rcv": "00000001"}, "dbr_rcv", "02"),
+        (
+            {"name": "put", "params": {"roffset": 1, "laddr": 0x2FF, "bytes": 8, "pe": 3, "qp": 5}}
+            | {"idx_before": 0}
+            | {
+                "words_le": [
+                    "0000000001650101",
+                    "0000000000000201",
+                    "000000000008ff01",
+                    "0000000500030001",
+                ]
+            },
+            "words_le",
+            ["0000000001010101", "0000000000000201", "000000000008ff01", "0000000500030001"],
+        ),
+    ],
+    ids=["batching", "collapsed", "ring", "arm", "receive", "channel"],
+)
+def test_recorded_decision_that_is_not_ours_is_told(tmp_path, item, key, value):
+    item = {"dbr_snd": "", "doorbell": ""} | item
+    common = COMMON
+    good = failures(tmp_path, item, common=common)
+    assert good == []
+    assert failures(tmp_path, item | {key: value}, common=common)
+
+
+def test_item_that_no_test_takes_is_told(tmp_path):
+    found = failures(tmp_path, {"name": "thing", "wqe": "00"}, {"name": "get", "words_le": []})
+    assert found == [
+        "a.json: some_stack.vectors[0] thing: no test consumes an item with keys name, wqe"
+    ]
+
+
+def test_name_that_waits_does_not_hide_what_can_be_executed(tmp_path):
+    found = failures(tmp_path, pointer() | {"name": "rdma_read_64B"})
+    assert found == [
+        "a.json: some_stack.vectors[0] rdma_read_64B: is left out by its name, but is one to execute"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "a.json: line 1: no JSON"),
+        ("[]", "a.json: no vectors: 'sets' must be"),
+        ({"sets": {"a": []}}, "a.json: no vectors: 'sets' must be"),
+        ({"sets": {"a": {"vectors": [1]}}}, r"a.json: a.vectors\[0\] = 1: allowed a table"),
+        ({"sets": {"a": {"source": "x", "vectors": []}}}, "no vectors in files"),
+        (content(pointer() | {"wqe": "0g"}), r"a.json: .*wqe = '0g': allowed hex digits"),
+        (content(pointer() | {"wqe": "00"}), r"a.json: .*wqe of 1 bytes, mask of 64"),
+        (content(pointer() | {"slot": 9}), r"a.json: .*slot = 9: no ring"),
+        (content(pointer() | {"params": {"rkey": 1}}), r"a.json: .*no parameter 'raddr'"),
+        (content(pointer() | {"params": COMMON | {"len": "x"}}), r"a.json: .*len = 'x'"),
+        (content({"num_wqes": 1, "batch": 1, "base": None}), r"a.json: .*base = None"),
+        (content({"num_wqes": 1, "batch": 1}), r"a.json: .*no 'base'"),
+    ],
+)
+def test_malformed_file_is_one_line(tmp_path, text, told):
+    with pytest.raises(VectorError, match=told) as raised:
+        conform(put(tmp_path, text), tmp_path / "run")
+    assert "\n" not in str(raised.value)
+
+
+def test_directory_without_vectors_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(VectorError, match=str(folder)):
+            load(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "no vectors in files *.json"),
+        ({"a.json": "{"}, "a.json: line 1: no JSON"),
+        ({"a.json": content({"name": "get", "words_le": []})}, "no item is consumed"),
+    ],
+    ids=["empty", "malformed", "all_wait"],
+)
+def test_command_fails_and_says_why(tmp_path, files, told, model):
+    for name, text in files.items():
+        put(tmp_path, text, name)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "conformance", "-p", "no:cacheprovider"]
+    ended = subprocess.run(
+        [*command, "--vectors", str(tmp_path), "tests/test_conformance.py"],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert told in ended.stdout
+
+
+# A machine that is wrong cannot pass --------------------------------------------------------------
+
+
+def job(data):
+    item = Item("a.json", "some_stack", "vectors", 0, "wqe", data, {})
+    assert not waiting_reason(item)
+    return job_of(item)
+
+
+def changed(job, **work):
+    """The job, judged as if its WRITE had been another one."""
+    first, *rest = job.wqes
+    job.wqes = [replace(first, work=replace(first.work, **work)), *rest]
+    return job
+
+
+@pytest.mark.slow
+def test_each_check_of_bus_and_wire_fires(tmp_path, model):
+    """The machine does one thing, and is judged as if another had been asked for."""
+    cases = [
+        (job(pointer()), None),
+        (changed(job(pointer()), rkey=1), "RETH rkey"),
+        (changed(job(pointer()), raddr=0x7FAB12345640), "RETH va"),
+        (changed(job(pointer()), raddr=0x7FAB12345640), "landed"),
+        (changed(job(pointer()), runs=((0x7F1122334440, 100, 1),)), "payload read"),
+        (changed(job(pointer()), runs=((0x7F1122334440, 100, 1),)), "payload on the wire"),
+        (changed(job(pointer()), runs=((0x7F1122334400, 99, 1),)), "RETH length"),
+        (changed(job(pointer(size=5000)), runs=((0x7F1122334400, 3000, 1),)), "packets more"),
+        (changed(job(pointer(size=3000)), runs=((0x7F1122334400, 5000, 1),)), "PSNs"),
+        (changed(job(inline(5)), payload=bytes(100)), "memory at 0x7fab12345600"),
+        (changed(job(pointer()), signaled=False), "written at the sender"),
+        (job(inline(5)), None),
+    ]
+    unsignaled = pointer()
+    unsignaled["wqe"] = unsignaled["wqe"].replace("00000008", "00000000", 1)
+    cases.append((job(unsignaled), "written at the sender"))
+    other = job(pointer())
+    other.rings = [(7, 0)]
+    cases.append((other, "rings (producer, pushed) [(6, 0)]"))
+    other = job(inline(5))
+    other.rings = [(7, 0)]
+    cases.append((other, "WQEs read: nothing"))
+    other = job(pointer())
+    other.drops = ["DOORBELL_STALE"]
+    cases.append((other, "dropped []"))
+    other = job(pointer())
+    other.wqes = [replace(other.wqes[0], work=Nop(signaled=True))]
+    cases.append((other, "packets more than"))
+    other = job(pointer())
+    other.wqes = [replace(other.wqes[0], index=6)]
+    cases.append((other, "retired (index, status)"))
+    cases.append((other, "wqe_counter"))
+    other = job(pointer())
+    other.wqes = [replace(other.wqes[0], raw=b"\0" * mlx5.BLOCK_BYTES)]
+    cases.append((other, "CQE 0: send_opcode"))
+    found = execute([case for case, _ in cases], tmp_path)
+    for (_, told), problems in zip(cases, found, strict=True):
+        if told is None:
+            assert problems == []
+        else:
+            assert any(problem.startswith(told) or told in problem for problem in problems), told
