@@ -585,7 +585,7 @@ class Machine:
         if not records.value:
             return np.empty((0, 2), np.uint64)
         raw = (ctypes.c_uint64 * (records.value * words.value)).from_address(address)
-        return np.frombuffer(raw, np.uint64).reshape(records.value, words.value).copy()
+        return np.frombuffer(memoryview(raw), np.uint64).reshape(records.value, words.value).copy()
 
     def save_recording(self, path: Path) -> None:
         """Save the stimulus of a recorded run, for `sim.launch.replay`."""

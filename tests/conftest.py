@@ -17,7 +17,9 @@ from hw.config import Structure
 from sim.run import binary_for
 
 #: Options on which the outcome of a test depends: they are part of its replay.
-REPLAYED = ("--seed",)
+REPLAYED = ("--seed", "--vectors")
+#: Where vectors lie beside a checkout.
+VECTORS = Path(__file__).resolve().parents[2] / "shared" / "vectors"
 
 # Examples come from the seed alone, not from those an earlier run kept; to be slow is no failure.
 hypothesis.settings.register_profile(
@@ -43,6 +45,17 @@ def pytest_collection_modifyitems(config, items):
         items[:] = kept
 
 
+@pytest.fixture
+def vectors(request):
+    """Directory of vectors: `--vectors`, else the one beside the checkout if it is there."""
+    chosen = request.config.getoption("--vectors")
+    if chosen:
+        return Path(chosen)
+    if not VECTORS.is_dir():
+        pytest.skip("no ../shared/vectors: choose a directory with --vectors DIR")
+    return VECTORS
+
+
 # Seeds ----------------------------------------------------------------------------------------
 
 
@@ -54,6 +67,11 @@ def _base_seed(text):
 
 def pytest_addoption(parser):
     parser.addoption("--seed", type=_base_seed, default=1, help="base of the tests' seeds")
+    parser.addoption(
+        "--vectors",
+        metavar="DIR",
+        help="directory of vectors for the conformance tests (docs/conformance.md)",
+    )
 
 
 def seed_of(base, test):
@@ -77,7 +95,7 @@ def pytest_runtest_setup(item):
         hypothesis.seed(number)(test)
 
 
-# Replay ---------------------------------------------------------------------------------------
+# What is printed at the end -------------------------------------------------------------------
 
 
 def replay(config, nodeid):
@@ -95,8 +113,15 @@ def replay(config, nodeid):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """One line for each failure: the command that replays it."""
+    """Tables that tests leave as a property `table`; then, for each failure, the command that
+    replays it.
+    """
     stats = terminalreporter.stats
+    for report in (report for reports in stats.values() for report in reports):
+        for name, text in getattr(report, "user_properties", ()):
+            if name == "table" and report.when == "call":
+                terminalreporter.section(report.nodeid.rpartition("::")[2])
+                terminalreporter.line(text)
     failed = dict.fromkeys(
         report.nodeid for kind in ("failed", "error") for report in stats.get(kind, [])
     )

@@ -11,7 +11,7 @@ from support_decoder import decoded_problems
 from support_doorbell import rule_problems
 from support_execute import execute
 from support_jobs import doorbells_of, job_of
-from support_vectors import VectorError, load, waiting_reason
+from support_vectors import VectorError, load, waiting_part, waiting_reason
 from support_verdicts import VERDICTS
 from support_work import Other
 
@@ -56,14 +56,14 @@ class Report:
         for outcome in self.outcomes:
             groups[outcome.item.set, outcome.item.list].append(outcome)
         lines = [
-            f"{'set':<30} {'list':<12} {'items':>6} {'consumed':>9} {'passed':>7} {'not yet':>8}"
+            f"{'set':<29} {'list':<11} {'items':>6} {'consumed':>9} {'passed':>7} {'not yet':>8}"
         ]
         for (name, list_name), group in groups.items():
             consumed = [outcome for outcome in group if not outcome.waits]
             passed = sum(not outcome.problems for outcome in consumed)
             waiting = len(group) - len(consumed)
             lines.append(
-                f"{name:<30} {list_name:<12} {len(group):>6} {len(consumed):>9} {passed:>7} "
+                f"{name:<29} {list_name:<11} {len(group):>6} {len(consumed):>9} {passed:>7} "
                 f"{waiting:>8}"
             )
         later = defaultdict(dict)
@@ -98,6 +98,17 @@ def _outcome(item, items):
     return outcome
 
 
+def _note_parts(outcome, job):
+    """WQEs of a sequence that the machine does not know: only those that are listed may wait."""
+    for number, wqe in enumerate(job.wqes):
+        if isinstance(wqe.work, Other):
+            reason = waiting_part(outcome.item, wqe.work.opcode)
+            if reason:
+                outcome.parts.append((f"(WQE {number})", reason))
+            else:
+                outcome.problems.append(f"WQE {number}: opcode {wqe.work.opcode:#04x} not expected")
+
+
 def conform(directory, folder):
     """Consumes the vectors of `directory`; the machine runs in `folder`.
 
@@ -121,11 +132,7 @@ def conform(directory, folder):
     decoded = decoded_problems([job.wqes for _, job in jobs])
     for (outcome, job), problems in zip(jobs, decoded, strict=True):
         outcome.problems += problems
-        outcome.parts += [
-            (f"(WQE {number})", f"opcode {wqe.work.opcode:#04x}")
-            for number, wqe in enumerate(job.wqes)
-            if isinstance(wqe.work, Other)
-        ]
+        _note_parts(outcome, job)
     for (outcome, _), problems in zip(jobs, execute([job for _, job in jobs], folder), strict=True):
         outcome.problems += problems
     return Report(outcomes)

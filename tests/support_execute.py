@@ -1,12 +1,14 @@
 """Executes jobs on the machine, and finds what is not as it must be on bus and wire."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from amaranth.lib import data
-from support_jobs import PEER_QPN, lay_out, place_of
+from support_jobs import PEER_QPN, Job, lay_out, place_of
 from support_run import toml
 from support_work import Nop, Other, Write
 
@@ -25,7 +27,8 @@ from sim.trace import RECORD, Events
 
 __all__ = ["execute"]
 
-_BEAT = {key: (field.offset, field.width) for key, field in data.Layout.cast(WireBeat)}
+_LAYOUT: Any = data.Layout.cast(WireBeat)
+_BEAT = {key: (field.offset, field.width) for key, field in _LAYOUT}
 _bth, _reth, _cqe = Codec(Bth), Codec(Reth), Codec(Cqe)
 _NIC_UP = 2 * Port.NIC.value
 _ADDRESS = (1 << 48) - 1
@@ -77,13 +80,14 @@ def _hex(runs):
 class Trial:
     """What the machine did in the time of one job."""
 
-    job: object
+    job: Job
     begin: int
     end: int
     log: Events
     rows: np.ndarray
     kept: list
-    image: object
+    #: (memory, offset, length) to what was there.
+    image: Callable
 
     def of(self, kind, node, **fields):
         """Rows of events of a kind within the job's time, as a dict of columns."""

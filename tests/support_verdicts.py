@@ -7,7 +7,7 @@ import re
 
 from support_jobs import doorbells_of
 from support_vectors import VectorError
-from support_work import sequence_work, work_of
+from support_work import Write, sequence_work, work_of
 
 from hw.formats import mlx5
 from hw.formats.layout import Codec
@@ -71,7 +71,8 @@ def vector(item, _):
         yield from _differs("record", wqe.record(end).hex(), item.get("dbr_snd"))
     last = wqes[-1].work.build(wqes[-1].index, qpn) if wqes else b""
     for _, raw, mask, _ in doorbells_of(item):
-        if "doorbell_8B" in item.data:
+        # Two conventions: the next index and ds 0, or the head of the last WQE.
+        if len(raw) == 8 and raw[7] & 63 == 0:
             ours = wqe.doorbell(qpn=qpn, index=end)
         else:
             ours = last[:8] if len(raw) == 8 else last
@@ -80,7 +81,12 @@ def vector(item, _):
 
 def sequence(item, _):
     """WQEs by our builders, doorbells with the record's index, and the order's end as recorded."""
-    yield from _built(item, sequence_work(item, 0))
+    wqes = sequence_work(item, 0)
+    yield from _built(item, wqes)
+    puts = sum(step.startswith("PUT") for step in item.get("trace"))
+    if puts:
+        made = sum(isinstance(w.work, Write) for w in wqes)
+        yield from _differs("puts", made, puts)
     qpn, written = _qpn(item), doorbells_of(item)
     if not written:
         yield "no doorbell in the trace"

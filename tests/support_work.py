@@ -27,6 +27,7 @@ class Write:
     signaled: bool
     runs: tuple = ()
     payload: bytes | None = None
+    solicited: bool = False
 
     @property
     def size(self):
@@ -39,8 +40,11 @@ class Write:
         head = {"index": index, "qpn": qpn, "raddr": self.raddr, "rkey": self.rkey}
         head["signaled"] = self.signaled
         if self.payload is not None:
-            return wqe.write_inline(payload=self.payload, **head)
-        return wqe.gather(runs=self.runs, **head)
+            raw = wqe.write_inline(payload=self.payload, **head)
+        else:
+            raw = wqe.gather(runs=self.runs, **head)
+        # No path of ours asks for this.
+        return raw[:11] + bytes([raw[11] | self.solicited << 1]) + raw[12:]
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ def _decode(raw):
         return Other(ctrl["opcode"], signaled)
     address = _RADDR.unpack(raw[16:32])
     head = {"raddr": address["raddr"], "rkey": address["rkey"], "signaled": signaled}
+    head["solicited"] = bool(ctrl["fm_ce_se"] & 0x02)
     first = int.from_bytes(raw[32:36], "big")
     if ctrl["ds"] > 2 and first & mlx5.INLINE_FLAG:
         return Write(payload=raw[36 : 36 + (first & ~mlx5.INLINE_FLAG)], **head)
@@ -157,6 +162,7 @@ def _expected(item, params, decoded):
     if missing:
         raise VectorError(f"{item.where}: no parameter {sorted(missing)[0]!r}")
     head = {"raddr": values["raddr"], "rkey": values["rkey"], "signaled": signaled}
+    head["solicited"] = bool(params.get("solicited"))
     if "lanes" in params:
         return Write(payload=_lanes(item, params), **head)
     size = item.number(params.get("len", 0), "len")
@@ -189,7 +195,10 @@ def work_of(item, start):
     for position, (part, mask) in enumerate(split(raw, defined)):
         decoded = _decode(part)
         # Behind a warp's values stands the NOP that carries the completion.
-        work = _expected(item, params, decoded) if position == 0 else Nop(signaled=True)
+        if position == 0:
+            work = _expected(item, params, decoded)
+        else:
+            work = Nop(signaled=True) if "lanes" in params else decoded
         wqes.append(Wqe(index, work, part, mask))
         index += wqes[-1].blocks
     return wqes
