@@ -266,7 +266,7 @@ class NicConfig:
     wqe_tags: int = 128
     payload_tags: int = 256
     #: For how long the lines of a push may stay away, from its first one.
-    push_wait_ns: float = 200
+    push_wait_ns: float = 200.0
     #: Path MTU in payload bytes.
     mtu_bytes: int = 4096
     #: 1: AckReq on every packet; 0: on the last packet of a message.
