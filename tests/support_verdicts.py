@@ -65,6 +65,12 @@ def vector(item, _):
     wqes = work_of(item, start)
     qpn, end = _qpn(item), start + sum(w.blocks for w in wqes)
     yield from _built(item, wqes)
+    if "lanes" in item.data.get("params", {}):
+        first = wqes[0].work
+        ours = wqe.write_inline_combined(
+            index=start, qpn=qpn, raddr=first.raddr, rkey=first.rkey, payload=first.payload
+        )
+        yield from _same_bytes("warp", ours, item.raw("wqe"), item.get("defined"))
     yield from _differs("wqebbs", end - start, item.data.get("wqebbs", end - start))
     yield from _differs("next index", end, item.data.get("post_after", end))
     if "dbr_snd" in item.data:
