@@ -63,22 +63,14 @@ class Bench:
 
     def bring_up(self):
         """Links, contexts and registered memory."""
-        scenario, machine = self.scenario, self.machine
-        propagation = max(1, cycles(scenario.wire.propagation_ns))
-        for a, b in ((0, 1), (1, 0)):
-            machine.link(a, b, propagation)
         for region in self.plan.regions:
-            machine.preload(
+            self.machine.preload(
                 region.node,
                 region.memory,
                 addresses.DATA + region.offset,
-                image.initial(region, scenario.seed).tobytes(),
+                image.initial(region, self.scenario.seed).tobytes(),
             )
-        path = self.site.path.name
-        connect.prepare(machine, scenario, path)
-        for due, (node, table, index, data) in enumerate(connect.configuration(scenario, path)):
-            machine.node(node).configure(table.value, index, data, due=due)
-            self._ready_at = due + 2
+        self._ready_at = connect.bring_up(self.machine, self.scenario, self.site.path.name)
 
     # The run --------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 path, which is out of scope.
 """
 
+from hw.config import cycles
 from hw.formats import context
 from hw.formats.layout import Codec
 
 from . import addresses
 from .paths import PATHS
 
-__all__ = ["configuration", "prepare", "qpn"]
+__all__ = ["bring_up", "configuration", "qpn"]
 
 _sq, _tx, _rx, _cq = (
     Codec(getattr(context, name)) for name in ("SqContext", "TxContext", "RxContext", "CqContext")
@@ -67,7 +68,21 @@ def configuration(scenario, path):
     return writes
 
 
-def prepare(machine, scenario, path):
+def bring_up(machine, scenario, path):
+    """Links, completion rings, timing and contexts of all nodes, before cycle 0; returns the cycle
+    from which software may use them.
+    """
+    propagation = max(1, cycles(scenario.wire.propagation_ns))
+    for a, b in ((0, 1), (1, 0)):
+        machine.link(a, b, propagation)
+    _prepare(machine, scenario, path)
+    writes = configuration(scenario, path)
+    for due, (node, table, index, data) in enumerate(writes):
+        machine.node(node).configure(table.value, index, data, due=due)
+    return len(writes) + 1
+
+
+def _prepare(machine, scenario, path):
     """Fills completion rings with ones, as software does, before cycle 0. The entry of a collapsed
     one says that the last block before the first is done.
     """
