@@ -24,7 +24,11 @@ class Site:
     def __init__(self, machine, scenario, path):
         self._machine, self.scenario, self.plan = machine, scenario, scenario.plan
         self.path = PATHS[path]
-        self._inline_max = self.plan.inline_max[path]
+        #: Of each group: whether its payload goes inside the WQE.
+        self._inlined = [
+            self.plan.inlined(self.plan.messages[group.messages[0]], path)
+            for group in self.plan.groups
+        ]
         #: Of each node.
         self.marks = {n: Landmarks(machine.node(n)) for n in range(scenario.nodes.count)}
         #: Send queue by (node, context index).
@@ -84,7 +88,7 @@ class Site:
         at, base, _, lkey = self._regions[message.node, message.region]
         _, target, _, rkey = self._regions[message.peer, message.remote_region]
         payload = None
-        if message.size <= self._inline_max:
+        if self._inlined[message.group]:
             at += message.offset
             payload = bytes(self._bytes[message.node, message.region][at : at + message.size])
         return base + message.offset, lkey, target + message.remote_offset, rkey, payload
