@@ -53,8 +53,14 @@ def test_example_runs_where_it_was_copied_to(file, tmp_path):
         ([('nodes.address("gpu", TARGET)', 'nodes.address("gpu", TARGET + 64)')], "assert"),
         # Nobody rings, so that the completion never comes.
         ([("    queue.ring(node.now + 1)\n", "")], "hang in cycle"),
-        # Of a coroutine that awaits cocotb.
-        ([("await node.sleep(500)", 'await cocotb.triggers.Timer(500, "ns")')], "awaits"),
+        # Software awaits what its node did not hand out.
+        (
+            [
+                ("import cocotb\n", "import cocotb\nfrom cocotb.triggers import Timer\n"),
+                ("await node.sleep(500)", 'await Timer(500, "ns")'),
+            ],
+            "an agent awaits only what its node hands out",
+        ),
     ],
 )
 def test_a_bench_that_is_wrong_fails_and_says_why(changes, said, tmp_path):
