@@ -56,6 +56,8 @@ class CqEngine(wiring.Component):
         `cqe`: cycles that each completion waits.
     quiet : Out(1)
     due : Out
+    cqe : Out(`mlx5.Cqe`)
+        For waveforms: the completion under work, without an error's fields.
     on_issued : Out(Probe)
         The write was taken.
     on_dropped : Out(Probe)
@@ -80,6 +82,7 @@ class CqEngine(wiring.Component):
                 "timing": In(NicTiming),
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
+                "cqe": Out(Cqe),
                 "on_issued": Out(Probe(EventKind.CQE_ISSUED, CqeIssued)),
                 "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
             }
@@ -148,7 +151,7 @@ class CqEngine(wiring.Component):
             done.eq(advance.en | (working & ~context.valid)),
         ]
         # Under a condition, so that a simulator skips the byte reversal of no CQE.
-        cqe, shown = _cqe(m, work, context, owner), Signal(512)
+        cqe, shown = _cqe(m, self.cqe, work, context, owner), Signal(512)
         with m.If(self.lines.valid):
             m.d.comb += shown.eq(cqe)
         m.d.comb += line.data.eq(shown)
@@ -176,9 +179,9 @@ class CqEngine(wiring.Component):
         return m
 
 
-def _cqe(m, completion, context, owner):
-    """The 64 bytes of a CQE, in memory lanes."""
-    good, bad = Signal(Cqe), Signal(CqeError)
+def _cqe(m, good, completion, context, owner):
+    """The 64 bytes of a CQE, in memory lanes; `good` shows its fields."""
+    bad = Signal(CqeError)
     failed = Signal()
     m.d.comb += [
         failed.eq(completion.status != Status.SUCCESS),

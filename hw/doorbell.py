@@ -96,6 +96,8 @@ class Doorbell(wiring.Component):
         wait for their ring, and a push for its next line, meanwhile.
     due : Out
         Cycle in which the oldest ring will be offered, or the push under way is given up.
+    word : Out(`mlx5.Doorbell`)
+        For waveforms: the first 8 bytes of the offered beat, read as a doorbell.
     on_dropped : Out(Probe)
         At most one for each write and each push; `info` is the offset (DOORBELL_OFFSET,
         PUSH_PIECE), the QPN (DOORBELL_UNKNOWN_QP) or the index (PUSH_NOT_USED, PUSH_TORN).
@@ -123,6 +125,7 @@ class Doorbell(wiring.Component):
                 "timing": In(NicTiming),
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
+                "word": Out(mlx5.Doorbell),
                 "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
                 "on_stall_fifo": Out(Probe(EventKind.STALL, Stall)),
             }
@@ -230,11 +233,11 @@ class Doorbell(wiring.Component):
         ]
         return m
 
-    @staticmethod
-    def _parse(m, write):
+    def _parse(self, m, write):
         """What a beat is, by its place and length."""
         beat = Signal(_Beat)
         word = lanes(mlx5.Doorbell, write.data, 0)
+        m.d.comb += self.word.eq(word)
         m.d.comb += [
             beat.first.eq(write.first),
             # 0x800 + k * 0x100.

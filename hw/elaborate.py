@@ -3,7 +3,8 @@
 The stock back end folds constants while it lowers processes, which breaks word operators into bits;
 Verilator then executes them bit by bit. The passes here keep words whole (`proc -noopt`), keep
 multiplexers as processes (`-nomux`) and keep tables as case statements (`-norom`). Afterwards
-`merge_registers` lets a register be touched only where it changes.
+`merge_registers` lets a register be touched only where it changes, and `plain_names` gives fields
+names that every viewer of waveforms takes.
 """
 
 import re
@@ -12,9 +13,11 @@ from contextlib import contextmanager
 
 from amaranth._toolchain.yosys import find_yosys
 from amaranth.back import rtlil
+from amaranth.hdl import Fragment, Signal, ValueCastable
+from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
-__all__ = ["manifest", "merge_registers", "to_verilog"]
+__all__ = ["convert", "manifest", "merge_registers", "plain_names", "to_verilog"]
 
 _PASSES = (
     "proc -nomux -norom -noopt",
@@ -34,6 +37,9 @@ _PROCESS = re.compile(
 )
 _FIRST = re.compile(rf"    (?:\(\* .* \*\)\n    )?({_NAME}) = (.*);\n")
 _DECLARATION = re.compile(rf"^  reg (?:\[\d+:\d+\] )?({_NAME});\n", re.M)
+_ESCAPED = re.compile(r"\\(\S+) ")
+#: A field of a struct or array, which Amaranth declares for waveforms.
+_FIELD = re.compile(r"^  wire (?:signed )?(?:\[\d+:\d+\] )?\\([^\s.\[]\S*[.\[]\S*) ;$", re.M)
 
 
 def merge_registers(verilog):
@@ -80,6 +86,31 @@ def _merge_in_module(module):
     return module
 
 
+def plain_names(verilog):
+    """Write fields of structs as plain identifiers: `payload.mark.kind` as `payload__mark__kind`.
+
+    Dots are levels of hierarchy to the tools that read a dump, and to the simulator's own filter.
+    """
+    return "".join(_plain_in_module(module) for module in _MODULE.split(verilog))
+
+
+def plain(name):
+    """The plain form of a signal's name."""
+    return re.sub(r"\]?[.\[]", "__", name).rstrip("]")
+
+
+def _plain_in_module(module):
+    fields = {name: plain(name) for name in _FIELD.findall(module)}
+    taken = {name.lstrip("\\") for name in _ANY_NAME.findall(module)}
+    for name in fields.values():
+        if name in taken:
+            raise ValueError(f"field {name} has the name of another signal")
+        taken.add(name)
+    # A name of the converter's own begins with a dollar and stays escaped.
+    written = {name: f"\\{new}" if new[0] == "$" else new for name, new in fields.items()}
+    return _ESCAPED.sub(lambda found: f"{written.get(found[1], found[0][:-1])} ", module)
+
+
 @contextmanager
 def _zeros_are_implied():
     """Leave out the initial value of memories that start as zeros, which is the simulator's own
@@ -100,13 +131,76 @@ def _zeros_are_implied():
         rtlil.ModuleEmitter.emit_memory = emit
 
 
-def to_verilog(component, name="node"):
-    """Convert `component` to Verilog with `name` as the top module."""
+def convert(component, name="node"):
+    """Convert `component` to Verilog with `name` as the top module.
+
+    Returns
+    -------
+    verilog : str
+    names : dict
+        `members`: path of each component in the hierarchy to {member: Verilog name} of what its
+        signature holds; path and member have dots. Members that nothing uses are left out.
+        `states`: path of each module with state machines to {Verilog name: {number: state}}.
+    """
+    ports = {
+        "__".join(map(str, path)): (_value(value), _DIRECTIONS[member.flow])
+        for path, member, value in component.signature.flatten(component)
+    }
+    design = Fragment.get(component, None).prepare(ports=ports, hierarchy=(name,))
     with _zeros_are_implied():
-        text = rtlil.convert(component, name=name, emit_src=False)
+        text, _ = rtlil.convert_fragment(design, name=name, emit_src=False)
     script = "\n".join((f"read_rtlil <<rtlil\n{text}\nrtlil", *_PASSES))
     yosys = find_yosys(lambda version: version >= (0, 40))
-    return merge_registers(yosys.run(["-q", "-"], script, ignore_warnings=True))
+    verilog = yosys.run(["-q", "-"], script, ignore_warnings=True)
+    names = {"members": _members(design), "states": _states(design)}
+    return plain_names(merge_registers(verilog)), names
+
+
+def to_verilog(component, name="node"):
+    """The Verilog of `convert` alone."""
+    return convert(component, name)[0]
+
+
+_DIRECTIONS = {wiring.In: PortDirection.Input, wiring.Out: PortDirection.Output}
+
+
+def _value(value):
+    return value.as_value() if isinstance(value, ValueCastable) else value
+
+
+def _members(design):
+    """{path: {member: name}} of the components of a design."""
+    members = {}
+    for origin, fragment in design.elaboratables.items():
+        if not isinstance(origin, wiring.Component):
+            continue
+        info = design.fragments[fragment]
+        members[".".join(info.name)] = {
+            ".".join(map(str, path)): info.signal_names[signal]
+            for path, _, value in origin.signature.flatten(origin)
+            if isinstance(signal := _value(value), Signal) and signal in info.signal_names
+        }
+    return members
+
+
+def _states(design):
+    """{path: {name: states by number}} of the state machines of a design."""
+    states = {}
+    for info in design.fragments.values():
+        for signal, name in info.signal_names.items():
+            if callable(signal.decoder):
+                texts = [_state(signal, number) for number in range(1 << len(signal))]
+                named = {number: text for number, text in enumerate(texts) if text}
+                states.setdefault(".".join(info.name), {})[name] = named
+    return states
+
+
+def _state(signal, number):
+    """Name of a state; Amaranth shows it as `name/number`, and raises where there is none."""
+    try:
+        return signal.decoder(number).rpartition("/")[0]
+    except KeyError:
+        return ""
 
 
 def manifest(component: wiring.Component):

@@ -9,17 +9,65 @@ from amaranth.lib.wiring import Flow, In, Out
 from .config import Timing
 from .formats.command import MAILBOXES, MEMORIES, Command
 from .formats.context import ConfigWrite, Table
+from .formats.events import EVENTS, SoftwareEvent
 from .formats.tlp import Port
 from .lib.delay import NOW_BITS, earliest
 from .lib.stream import connect
-from .lib.trace import probes
+from .lib.trace import Probe, probes
 from .memory import Memory
 from .nic import Nic
 from .pcie_switch import PcieFabric
 from .processor import Processor
 from .wire import WirePort, of_port
 
-__all__ = ["Node"]
+__all__ = ["Node", "SoftwareTrace"]
+
+#: Kinds of software's landmarks.
+_LANDMARKS = [kind for kind, layout in EVENTS.items() if layout is SoftwareEvent]
+
+
+class SoftwareTrace(wiring.Component):
+    """Takes software's landmarks out of their mailbox and logs them; they take no time and steer
+    nothing.
+
+    Members
+    -------
+    node_id : In(8)
+    due : In(1)
+        A landmark is due in this cycle.
+    on_<landmark> : Out(Probe)
+        For waveforms: valid in the cycle after the one with which the landmark is logged.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "node_id": In(8),
+                "due": In(1),
+                **{f"on_{k.name.lower()}": Out(Probe(k, SoftwareEvent)) for k in _LANDMARKS},
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        kinds = 1 + max(kind.value for kind in _LANDMARKS)
+        valid, payload = Signal(kinds), Signal(data.ArrayLayout(160, kinds))
+        m.submodules.mailbox = Instance(
+            "sim_trace",
+            p_KINDS=kinds,
+            i_clk=ClockSignal(),
+            i_node=self.node_id,
+            i_due=self.due,
+            o_valid=valid,
+            o_payload=payload.as_value(),
+        )
+        for _, kind, probe in probes(self):
+            shown = payload[kind.value]
+            m.d.comb += [
+                probe.valid.eq(valid[kind.value]),
+                probe.payload.eq(shown[: SoftwareEvent.as_shape().size]),
+            ]
+        return m
 
 
 class Node(wiring.Component):
@@ -64,6 +112,26 @@ class Node(wiring.Component):
         self.gpu, self.host = Processor(Port.GPU), Processor(Port.HOST)
         self.gpu_memory, self.host_memory = (Memory(number) for number in range(len(MEMORIES)))
         self.nic = Nic(structure)
+        self.trace = SoftwareTrace()
+
+    @property
+    def blocks(self):
+        """Path in the hierarchy and block, in the order in which a message travels."""
+        nic = dict(self.nic.blocks)
+        arrival = {name: nic.pop(name) for name in ("doorbell", "wq_engine")}
+        cq_engine = nic.pop("cq_engine")
+        return {
+            "trace": self.trace,
+            "gpu": self.gpu,
+            "host": self.host,
+            **{f"fabric.{name}": link for name, link in self.fabric.links_by_name.items()},
+            **{f"nic.{name}": block for name, block in arrival.items()},
+            "nic.wq_engine.decoder": self.nic.wq_engine.decoder,
+            **{f"nic.{name}": block for name, block in nic.items()},
+            "gpu_memory": self.gpu_memory,
+            "host_memory": self.host_memory,
+            "nic.cq_engine": cq_engine,
+        }
 
     def elaborate(self, platform):
         m = Module()
@@ -140,16 +208,11 @@ class Node(wiring.Component):
                 },
             )
             pending.append(valid)
-        shown, kind, payload = Signal(), Signal(16), Signal(160)
-        m.submodules.trace = Instance(
-            "sim_trace",
-            i_clk=ClockSignal(),
-            i_node=self.node_id,
-            i_due=self.mailbox_due[3],
-            o_valid=shown,
-            o_kind=kind,
-            o_payload=payload,
-        )
+        m.submodules.trace = self.trace
+        m.d.comb += [
+            self.trace.node_id.eq(self.node_id),
+            self.trace.due.eq(self.mailbox_due[MAILBOXES.index("trace")]),
+        ]
         return Cat(*pending)
 
     def _configuration(self, m):

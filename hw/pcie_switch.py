@@ -128,18 +128,25 @@ class PcieFabric(wiring.Component):
             }
         )
 
+    @property
+    def links_by_name(self):
+        """Submodule name and link, by link number."""
+        names = (f"{port.name.lower()}_{way}" for port in Port for way in ("up", "down"))
+        return dict(zip(names, self.links, strict=True))
+
     def elaborate(self, platform):
         m = Module()
         m.submodules.switch = switch = PcieSwitch()
+        for name, link in self.links_by_name.items():
+            m.submodules[name] = link
         sections = {
             Port.HOST: self.timing.host,
             Port.GPU: self.timing.gpu,
             Port.NIC: self.timing.nic,
         }
         for port, section in sections.items():
-            index, name = port.value, port.name.lower()
-            m.submodules[f"{name}_up"] = up = self.links[2 * index]
-            m.submodules[f"{name}_down"] = down = self.links[2 * index + 1]
+            index = port.value
+            up, down = self.links[2 * index], self.links[2 * index + 1]
             wiring.connect(m, wiring.flipped(self.up[index]), up.i)
             wiring.connect(m, up.o, switch.i[index])
             wiring.connect(m, switch.o[index], down.i)

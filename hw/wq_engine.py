@@ -94,13 +94,14 @@ class WqEngine(wiring.Component):
                 "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
             }
         )
+        self.decoder = WqeDecoder(structure)
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.scheduler = scheduler = WqScheduler(self._structure)
         m.submodules.intake = intake = WqeIntake(self._structure)
         m.submodules.delay = delay = DelayLine(WqeBlock, self._structure.wqe_lines)
-        m.submodules.decoder = decoder = WqeDecoder(self._structure)
+        m.submodules.decoder = decoder = self.decoder
 
         connect(m, self.rings, scheduler.rings)
         connect(m, self.pushes, scheduler.pushes)

@@ -52,6 +52,8 @@ class WqeDecoder(wiring.Component):
         Cycles per WQE (fixed point), 0 for no ceiling.
     quiet : Out(1)
         Nothing is held but parts of WQEs.
+    ctrl, raddr, data : Out(`mlx5.Ctrl`, `mlx5.Raddr`, `mlx5.Data`)
+        For waveforms: the segments under the walk.
     on_stall_rate : Out(Probe)
         Cycles in which only the ceiling held an operation back.
 
@@ -73,6 +75,9 @@ class WqeDecoder(wiring.Component):
                 "now": In(NOW_BITS),
                 "total_interval": In(24),
                 "quiet": Out(1),
+                "ctrl": Out(mlx5.Ctrl),
+                "raddr": Out(mlx5.Raddr),
+                "data": Out(mlx5.Data),
                 "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
             }
         )
@@ -98,6 +103,7 @@ class WqeDecoder(wiring.Component):
         block = self._collect(m, head, octoword)
         segment = _Segment(m, block, octoword)
         ctrl, raddr = lanes(mlx5.Ctrl, block, 0), lanes(mlx5.Raddr, block, 16)
+        m.d.comb += [self.ctrl.eq(ctrl), self.raddr.eq(raddr), self.data.eq(segment.fields)]
         blocks = Signal(5)
         m.d.comb += blocks.eq(Mux(head.ds == 0, 1, mlx5.blocks_of(head.ds)))
 
@@ -254,8 +260,8 @@ class WqeDecoder(wiring.Component):
 class _Segment:
     """The segment that begins at an octoword of a block, read as data or inline segment.
 
-    Attributes: `inline`, `byte_count`, `lkey`, `address`, `lane` of its first byte, `octowords` it
-    takes, `ends_list`.
+    Attributes: `fields` as a data segment, `inline`, `byte_count`, `lkey`, `address`, `lane` of its
+    first byte, `octowords` it takes, `ends_list`.
     """
 
     def __init__(self, m, block, octoword):
@@ -264,7 +270,7 @@ class _Segment:
             for place in range(4):
                 with m.Case(place):
                     m.d.comb += raw.eq(block[128 * place : 128 * (place + 1)])
-        fields = mlx5.Data(reverse_bytes(raw))
+        self.fields = fields = mlx5.Data(reverse_bytes(raw))
         self.inline, self.byte_count = Signal(), Signal(31)
         self.lkey, self.address = fields.lkey, fields.address
         self.lane = Cat(Const(0, 4), octoword[:2])

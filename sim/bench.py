@@ -177,7 +177,11 @@ async def main(dut):
     scenario = load(job.scenario)
     bench = Bench(Machine(dut), scenario, job.path)
     bench.bring_up()
+    if job.waves:
+        first, last = job.waves
+        bench.machine.open_waves(Path(job.wave_file), first, last, job.wave_names)
     status = await bench.run(job)
+    bench.machine.close_waves()
     events = bench.machine.events()
     Path(EVENTS_FILE).write_bytes(events.tobytes())
     bench.messages().save(".")

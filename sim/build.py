@@ -19,13 +19,22 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BuildError", "Verilator", "build", "cache_root", "find_verilator", "lint"]
+__all__ = [
+    "WAVE_FORMATS",
+    "BuildError",
+    "Verilator",
+    "build",
+    "cache_root",
+    "find_verilator",
+    "lint",
+    "wave_format",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = Path(__file__).resolve().parent / "engine"
@@ -75,6 +84,11 @@ LEAKY = (
     "MAKEFLAGS",
     "VERILATOR_ROOT",
 )
+
+#: Forms of waveforms that Verilator writes; each is compiled in.
+WAVE_FORMATS = ("fst", "vcd")
+#: A wire that has no name in the hardware's source.
+_TEMPORARY = re.compile(r"  (?:wire|reg) (?:signed )?(?:\[\d+:\d+\] )?\\?\$")
 
 Progress = Callable[[str, float | None], None]
 
@@ -198,19 +212,45 @@ def _engine_sources() -> list[Path]:
     return sorted(path for path in ENGINE.iterdir() if path.suffix in {".cpp", ".h", ".sv", ".vlt"})
 
 
-def _waveforms(trace: bool) -> tuple[str, ...]:
-    """Verilator's trace option: FST if its compression library is installed, else VCD."""
-    if not trace:
-        return ()
+def _compiles(source: str) -> bool:
+    """Whether the compiler finds what a source includes."""
     done = subprocess.run(
         [_compiler()[0], "-E", "-x", "c++", "-"],
-        input="#include <lz4.h>\n#include <zlib.h>\n",
+        input=source,
         text=True,
         capture_output=True,
         check=False,
         env=_environment(),
     )
-    return ("--trace-fst",) if done.returncode == 0 else ("--trace-vcd",)
+    return done.returncode == 0
+
+
+def wave_format(wanted: str = "") -> str:
+    """Form of the waveforms that a build writes: the wanted one, else FST where its compression
+    libraries are installed, else VCD.
+
+    Raises
+    ------
+    BuildError
+        If FST is wanted and cannot be had.
+    """
+    if wanted not in ("", *WAVE_FORMATS):
+        raise ValueError(f"waveforms as {wanted!r}: allowed {', '.join(WAVE_FORMATS)}")
+    if wanted == "vcd":
+        return wanted
+    there = _compiles("#include <lz4.h>\n#include <zlib.h>\n")
+    if wanted == "fst" and not there:
+        raise BuildError("FST needs lz4.h and zlib.h: apt install liblz4-dev zlib1g-dev")
+    return "fst" if there else "vcd"
+
+
+def _temporaries(verilog: str) -> str:
+    """Verilator configuration that keeps the converter's own wires out of waveforms."""
+    lines = ["`verilator_config"]
+    for number, line in enumerate(verilog.splitlines(), 1):
+        if _TEMPORARY.match(line):
+            lines.append(f'tracing_off -file "*node.v" -lines {number}')
+    return "\n".join(lines) + "\n"
 
 
 def _defines(trace: tuple[str, ...]) -> list[str]:
@@ -327,9 +367,9 @@ def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 def build(
     structure_hash: str,
-    verilog: str | Callable[[], str],
+    verilog: str | Callable[[], str | Mapping[str, str]],
     *,
-    trace: bool = False,
+    trace: str = "",
     sources: Iterable[Path] | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
@@ -342,9 +382,10 @@ def build(
         Names the structure; a part of the directory's name.
     verilog
         The node's Verilog (top module `node`), or a function that makes it. A function is called
-        only if the binary is missing.
+        only if the binary is missing; it may return several files by name, `node.v` among them,
+        which are kept beside the binary.
     trace
-        With waveform support (FST if liblz4-dev is installed, else VCD).
+        With waveforms in this form (`wave_format`); empty: without.
     sources
         With a function: the files that its Verilog depends on. Default: all of `hw/`.
     cache
@@ -359,7 +400,7 @@ def build(
     """
     verilator, cache = find_verilator(), cache or cache_root()
     phase = _Phases(progress)
-    waveforms = _waveforms(trace)
+    waveforms = (f"--trace-{trace}",) if trace else ()
     libraries, compiler = _libraries(), _compiler()[0]
     flags = [*_defines(waveforms), *_include(verilator)]
     tools = (
@@ -409,10 +450,16 @@ def build(
                 _once, cache, f"shared-{_digest(*tools, *_engine_sources())}", make_shared
             )
             with phase("convert"):
-                (into / "node.v").write_text(verilog if isinstance(verilog, str) else verilog())
+                made = verilog if isinstance(verilog, str) else verilog()
+                for name, text in ({"node.v": made} if isinstance(made, str) else made).items():
+                    (into / name).write_text(text)
             with phase("verilate"):
+                unnamed = into / "temporaries.vlt"
+                if waveforms:
+                    unnamed.write_text(_temporaries((into / "node.v").read_text()))
                 sources = [
                     ENGINE / "waivers.vlt",
+                    *([unnamed] if waveforms else []),
                     into / "node.v",
                     *sorted(ENGINE.glob("sim_*.sv")),
                 ]

@@ -9,9 +9,11 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import NoReturn
 
+from .build import WAVE_FORMATS
 from .schema import BadInput
 
 __all__ = ["main"]
@@ -53,6 +55,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="run directory (default: runs/<scenario>-<hashes>-<seed>)",
     )
+    run.add_argument(
+        "--waves",
+        nargs="?",
+        const=":",
+        metavar="FROM:TO",
+        help="waveforms, of these cycles (default: all)",
+    )
+    _wave_options(run)
     run.add_argument("--json", action="store_true", help="print the result file alone")
     run.set_defaults(action=_run)
 
@@ -99,6 +109,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _wave_options(parser: argparse.ArgumentParser) -> None:
+    """What is dumped, and how."""
+    parser.add_argument(
+        "--scope",
+        default="",
+        metavar="NAMES",
+        help="blocks and nodes (wire,doorbell,n0), or all; default: events, streams and formats",
+    )
+    parser.add_argument(
+        "--wave-format",
+        choices=WAVE_FORMATS,
+        default="",
+        help="default: fst where lz4.h is installed, else vcd",
+    )
+
+
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 32:
         raise argparse.ArgumentTypeError(f"--seed = {text}: allowed 0 to {(1 << 32) - 1}")
@@ -121,10 +147,17 @@ def _run(arguments: argparse.Namespace) -> int:
     from .progress import Progress
     from .report.tables import report
     from .run import RunOptions, execute
+    from .waves.request import parse
 
+    waves = None
+    if arguments.waves is not None:
+        form, nodes = arguments.wave_format, scenario.nodes.count
+        waves = parse(arguments.waves, arguments.scope, form, scenario.structure, nodes)
+    elif arguments.scope or arguments.wave_format:
+        raise BadInput("bellwire", "--scope, --wave-format", MISSING, "allowed with --waves only")
     progress = Progress(sys.stderr)
     try:
-        run = execute(scenario, RunOptions(out=arguments.out), progress)
+        run = execute(scenario, RunOptions(out=arguments.out, waves=waves), progress)
     except (BuildError, LaunchError) as error:
         print(f"bellwire: {error}", file=sys.stderr)
         return BAD_ENVIRONMENT
@@ -137,12 +170,16 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         again = shlex.quote(_shown(run.directory / "scenario.toml"))
         print(f"replay: {_command()} run {again}", file=sys.stderr)
+    for line in run.waveless:
+        print(f"bellwire: no waveforms: {line}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(result, indent=1))
     else:
         print(report(result))
         print(f"run directory: {_shown(run.directory)}")
-    return PASSED if result["verdict"] == "pass" else FAILED
+        for place in run.waves:
+            print(f"waveforms: {_shown(place)}")
+    return PASSED if result["verdict"] == "pass" and not run.waveless else FAILED
 
 
 def _regress(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ working directory of its own.
 | `memory.json` | `MemoryCheck`: what the memories hold after the run, against what they should |
 | `status.json` | `Status`, written last: its absence means that the process died |
 | `recording.bin` | the stimulus, if `Job.record` |
-| `waves.*` | if `Job.waves` |
+| `Job.wave_file` | if `Job.waves` and the run reaches them |
 
 and prints, at most once per second, `progress_line(...)`.
 """
@@ -108,6 +108,9 @@ class Job(_Record):
     record: bool = False
     #: First and last cycle of waveforms; empty: none.
     waves: tuple[int, ...] = ()
+    #: File that they go to, and the signals and scopes that are dumped; none: everything.
+    wave_file: str = ""
+    wave_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -349,7 +349,7 @@ class Machine:
             ("bw_tapped", pointer, (ctypes.POINTER(u64), ctypes.POINTER(u64))),
             ("bw_counters", None, (ctypes.POINTER(u64),)),
             ("bw_save", ctypes.c_int, (ctypes.c_char_p,)),
-            ("bw_waves_open", ctypes.c_int, (ctypes.c_char_p,)),
+            ("bw_waves_open", ctypes.c_int, (ctypes.c_char_p, u64, u64, ctypes.c_char_p)),
             ("bw_waves_close", None, ()),
         ):
             function = getattr(library, name)
@@ -591,9 +591,22 @@ class Machine:
         """Save the stimulus of a recorded run, for `sim.launch.replay`."""
         self._check(self._library.bw_save(str(path).encode()))
 
-    def open_waves(self, path: Path) -> None:
-        """Write waveforms of all nodes from the next cycle on (needs `build(trace=True)`)."""
-        self._check(self._library.bw_waves_open(str(path).encode()))
+    def open_waves(
+        self, path: Path, first: int = 0, last: int = _NEVER, names: Iterable[str] = ()
+    ) -> None:
+        """Before the run: write waveforms of some cycles (needs `build(trace=True)`).
+
+        Parameters
+        ----------
+        path
+            Made when the window is reached.
+        first, last
+            Cycles of the window. Time in the file is the cycle.
+        names
+            Signals, or scopes with all below them, such as `n0.node.nic.wire`; none: everything.
+        """
+        text = "\n".join(names).encode()
+        self._check(self._library.bw_waves_open(str(path).encode(), first, last, text))
 
     def close_waves(self) -> None:
         """End the waveform file."""

@@ -30,6 +30,8 @@ from .progress import Progress
 from .result import PathResult, build_result, validate
 from .scenario import Scenario
 from .schema import BadInput
+from .waves.dump import Dump, prepare
+from .waves.request import WaveRequest
 
 __all__ = ["Run", "RunOptions", "binary_for", "execute"]
 
@@ -45,7 +47,7 @@ class RunOptions:
 
     #: The run directory; None: `runs/<name of the run>`.
     out: Path | None = None
-    waves: tuple[int, ...] = ()
+    waves: WaveRequest | None = None
     skip_idle: bool = True
     record: bool = False
 
@@ -56,23 +58,31 @@ class Run:
 
     directory: Path
     result: dict[str, Any]
+    #: Waveform files.
+    waves: tuple[Path, ...] = ()
+    #: Why there are none of a path, in a line each.
+    waveless: tuple[str, ...] = ()
 
 
 def binary_for(
     structure: Structure,
-    trace: bool = False,
+    trace: str = "",
     progress: Callable[[str, float | None], None] | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The simulator of a structure, built if need be; raises `sim.build.BuildError`."""
+    """The simulator of a structure, built if need be; raises `sim.build.BuildError`.
 
-    def verilog() -> str:
-        from hw.elaborate import to_verilog
+    With `trace` (a form of waveforms) the names of its signals lie beside it (`sim.waves.catalog`).
+    """
+
+    def files() -> dict[str, str]:
+        from hw.elaborate import convert
         from hw.node import Node
 
-        return to_verilog(Node(structure))
+        verilog, names = convert(Node(structure))
+        return {"node.v": verilog, "names.json": json.dumps(names)}
 
-    return builder.build(structure.hash, verilog, trace=trace, progress=progress, cache=cache)
+    return builder.build(structure.hash, files, trace=trace, progress=progress, cache=cache)
 
 
 class _Directory:
@@ -143,7 +153,13 @@ def execute(scenario: Scenario, options: RunOptions, progress: Progress) -> Run:
     """
     directory = _Directory(_place(scenario, options.out))
     with progress.phase("model"):
-        binary = binary_for(scenario.structure, trace=bool(options.waves), progress=progress.build)
+        form = builder.wave_format(options.waves.form) if options.waves else ""
+        binary = binary_for(scenario.structure, trace=form, progress=progress.build)
+        dump = (
+            prepare(options.waves, form, scenario.structure, scenario.nodes.count, binary)
+            if options.waves
+            else None
+        )
     try:
         scratch = directory.make()
     except OSError as error:
@@ -155,17 +171,24 @@ def execute(scenario: Scenario, options: RunOptions, progress: Progress) -> Run:
         ) from None
     try:
         (scratch / "scenario.toml").write_text(scenario.resolved_toml(), encoding="utf-8")
-        result = _paths(scenario, options, progress, binary, scratch)
+        result = _paths(scenario, options, progress, binary, dump, scratch)
         (scratch / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        waves, waveless = _waves(scenario, result, dump, scratch)
         _tidy(scenario, scratch)
     except BaseException:
         directory.discard()
         raise
-    return Run(directory.finish(), result)
+    place = directory.finish()
+    return Run(place, result, tuple(place / name for name in waves), waveless)
 
 
 def _paths(
-    scenario: Scenario, options: RunOptions, progress: Progress, binary: Path, scratch: Path
+    scenario: Scenario,
+    options: RunOptions,
+    progress: Progress,
+    binary: Path,
+    dump: Dump | None,
+    scratch: Path,
 ) -> dict[str, Any]:
     """Run path after path, then judge what there is."""
     done: list[tuple[str, Ended | None]] = []
@@ -176,7 +199,9 @@ def _paths(
             with progress.phase(f"simulate {path}"):
                 done[-1] = (
                     path,
-                    _simulate(scenario, options, progress, binary, scratch / _WORK / path, path),
+                    _simulate(
+                        scenario, options, progress, binary, dump, scratch / _WORK / path, path
+                    ),
                 )
     except KeyboardInterrupt:
         cut = "interrupted"
@@ -213,7 +238,13 @@ def _log_hash(logs: Iterable[trace.Events]) -> str:
 
 
 def _simulate(
-    scenario: Scenario, options: RunOptions, progress: Progress, binary: Path, work: Path, path: str
+    scenario: Scenario,
+    options: RunOptions,
+    progress: Progress,
+    binary: Path,
+    dump: Dump | None,
+    work: Path,
+    path: str,
 ) -> Ended:
     work.mkdir(parents=True)
     Job(
@@ -222,7 +253,9 @@ def _simulate(
         seed=scenario.seed,
         skip_idle=options.skip_idle,
         record=options.record,
-        waves=options.waves,
+        waves=dump.request.window(path) if dump else (),
+        wave_file=dump.file if dump else "",
+        wave_names=dump.layout.names if dump else (),
     ).save(work)
 
     def line(text: str) -> None:
@@ -359,8 +392,29 @@ def _groups(
     return groups
 
 
+def _waves(
+    scenario: Scenario, result: dict[str, Any], dump: Dump | None, scratch: Path
+) -> tuple[list[str], tuple[str, ...]]:
+    """Waveform files of all paths to their places: names, and what is missing."""
+    names, missing = [], []
+    for path in result["paths"] if dump else ():
+        assert dump
+        name = _named(scenario, path, dump.file)
+        cycles = result["paths"][path]["sim"]["cycles"]
+        if problem := dump.collect(path, scratch / _WORK / path, scratch / name, cycles):
+            missing.append(problem)
+        else:
+            names.append(name)
+    return names, tuple(missing)
+
+
+def _named(scenario: Scenario, path: str, name: str) -> str:
+    """Name in the run directory of what a path left."""
+    return f"{path}-{name}" if len(scenario.paths) > 1 else name
+
+
 def _tidy(scenario: Scenario, scratch: Path) -> None:
-    """Logs and waveforms of all paths into the run directory; the working directories go."""
+    """Logs and recordings of all paths into the run directory; the working directories go."""
     with (scratch / "sim.log").open("w", encoding="utf-8") as log:
         for path in scenario.paths:
             work = scratch / _WORK / path
@@ -368,10 +422,6 @@ def _tidy(scenario: Scenario, scratch: Path) -> None:
             log.write(
                 f"=== {path}\n{part.read_text(errors='replace') if part.exists() else 'not run'}\n"
             )
-            for extra in (*work.glob("waves.*"), *work.glob("recording.*"), *work.glob("*.pcap")):
-                extra.rename(
-                    scratch / f"{path}-{extra.name}"
-                    if len(scenario.paths) > 1
-                    else scratch / extra.name
-                )
+            for extra in (*work.glob("recording.*"), *work.glob("*.pcap")):
+                extra.rename(scratch / _named(scenario, path, extra.name))
     shutil.rmtree(scratch / _WORK, ignore_errors=True)

@@ -343,16 +343,11 @@ int bw_pop(unsigned node, unsigned port, unsigned char* op, unsigned long long* 
 
 int bw_trace(unsigned node, unsigned short* kind, svBitVecVal* payload) {
     bellwire::Request request;
-    int popped = 0;
-    while (Engine::get().pop(node, bellwire::TRACE_PORT, request)) {
-        Engine::get().event(node, static_cast<bellwire::u16>(request.token), request.data);
-        popped = 1;
-    }
-    if (popped) {
-        *kind = static_cast<unsigned short>(request.token);
-        std::memcpy(payload, request.data, sizeof(bellwire::Event::payload));
-    }
-    return popped;
+    if (!Engine::get().pop(node, bellwire::TRACE_PORT, request)) return 0;
+    Engine::get().event(node, static_cast<bellwire::u16>(request.token), request.data);
+    *kind = static_cast<unsigned short>(request.token);
+    std::memcpy(payload, request.data, sizeof(bellwire::Event::payload));
+    return 1;
 }
 
 void bw_response(unsigned node, unsigned port, unsigned long long token, const svBitVecVal* data) {
@@ -410,7 +405,9 @@ void bw_counters(unsigned long long* out) {
     out[4] = engine.events.size();
 }
 int bw_save(const char* path) { return Engine::get().save(path); }
-int bw_waves_open(const char* path) { return Engine::get().models->trace_open(path); }
+int bw_waves_open(const char* path, unsigned long long first, unsigned long long last, const char* names) {
+    return Engine::get().models->trace_open(path, first, last, names);
+}
 void bw_waves_close() { Engine::get().models->trace_close(); }
 
 }  // extern "C"

@@ -133,7 +133,7 @@ public:
     virtual u32 ports() const = 0;
     // Runs until a wake that no handler took, a stop, or the time `deadline` (steps).
     virtual Stop run(u64 deadline) = 0;
-    virtual bool trace_open(const char* path) = 0;
+    virtual bool trace_open(const char* path, u64 first, u64 last, const char* names) = 0;
     virtual void trace_close() = 0;
 };
 

@@ -8,13 +8,7 @@
 #include "Vnode.h"
 #include "engine.h"
 #include "verilated.h"
-#if VM_TRACE_FST
-#include "verilated_fst_c.h"
-using Waves = VerilatedFstC;
-#elif VM_TRACE_VCD
-#include "verilated_vcd_c.h"
-using Waves = VerilatedVcdC;
-#endif
+#include "waves.h"
 
 namespace bellwire {
 namespace {
@@ -163,23 +157,22 @@ public:
         }
     }
 
-    bool trace_open(const char* path) override {
+    bool trace_open(const char* path, u64 first, u64 last, const char* names) override {
 #if VM_TRACE
-        trace_close();
-        waves_ = std::make_unique<Waves>();
-        context_->trace(waves_.get(), 99);
-        waves_->open(path);
-        return waves_->isOpen() || engine_.fail(std::string("cannot write ") + path);
+        waves_ = std::make_unique<Waves>(context_, path, first, last, names);
+        return true;
 #else
-        (void)path;
+        (void)path, (void)first, (void)last, (void)names;
         return engine_.fail("the binary was built without waveforms");
 #endif
     }
 
     void trace_close() override {
 #if VM_TRACE
-        if (waves_) waves_->close();
-        waves_.reset();
+        if (!waves_ || waves_->done()) return;
+        // What the last cycle left, so that its values have a width.
+        if (waves_->started()) settle(engine_.now + 1);
+        waves_->close();
 #endif
     }
 
@@ -195,7 +188,7 @@ private:
 
     void cycle() {
 #if VM_TRACE
-        if (waves_) return traced_cycle();
+        if (waves_ && !waves_->done()) return traced_cycle();
 #endif
         for (Node& node : nodes_) {
             if (engine_.skip && due(node) > engine_.now) continue;
@@ -204,18 +197,40 @@ private:
         }
     }
 
-    // Waveforms want both halves of the clock of all nodes at one time.
-    void traced_cycle() {
 #if VM_TRACE
+    // All nodes show one cycle at a time, so none may be ahead when the state is written.
+    void traced_cycle() {
+        const u64 now = engine_.now;
+        settle(now);
         active_.clear();
-        for (Node& node : nodes_)
-            if (!engine_.skip || due(node) <= engine_.now) active_.push_back(&node);
+        for (Node& node : nodes_) {
+            if (!engine_.skip || due(node) <= now)
+                active_.push_back(&node);
+            else
+                rest(node);
+        }
         for (Node* node : active_) low(*node);
-        waves_->dump(start_of(engine_.now));
+        if (waves_->covers(now)) waves_->write(now);
         for (Node* node : active_) high(*node);
-        waves_->dump(start_of(engine_.now) + CYCLE_STEPS / 2);
-#endif
     }
+
+    // Writes the state between two cycles if it lasts.
+    void settle(u64 now) {
+        if (waves_->holds(now))
+            for (Node& node : nodes_) rest(node);
+        waves_->catch_up(now);
+    }
+
+    // Inputs are of one cycle: nobody drives them while the node sleeps.
+    static void rest(Node& node) {
+        Vnode& model = *node.model;
+        if (!model.mailbox_due && !model.rx_valid && !model.tx_credit) return;
+        model.mailbox_due = 0;
+        model.rx_valid = 0;
+        model.tx_credit = 0;
+        model.eval();
+    }
+#endif
 
     void low(Node& node) {
         Vnode& model = *node.model;

@@ -1,0 +1,204 @@
+"""Waveforms without a simulation: what may be asked, what signals are called, what viewers get."""
+
+import subprocess
+
+import pytest
+from amaranth.hdl import Module, Signal
+from amaranth.lib import data, enum, wiring
+from amaranth.lib.wiring import In, Out
+from support_engine import stub_verilog
+
+from hw.config import Structure
+from hw.elaborate import convert, plain_names
+from hw.node import Node
+from sim import build as builder
+from sim.schema import BadInput
+from sim.waves import gtkwave, surfer
+from sim.waves.catalog import Catalog
+from sim.waves.layout import Group, Layout, Row
+from sim.waves.request import FOREVER, WaveRequest, parse
+
+# What may be asked ----------------------------------------------------------------------------
+
+
+def asked(window=":", scope="", nodes=2):
+    return parse(window, scope, "", Structure(), nodes)
+
+
+@pytest.mark.parametrize(
+    ("window", "cycles"),
+    [
+        (":", (0, FOREVER)),
+        ("5:", (5, FOREVER)),
+        (":7", (0, 7)),
+        ("5:7", (5, 7)),
+        ("7:7", (7, 7)),
+    ],
+)
+def test_window_may_be_open(window, cycles):
+    assert asked(window).window("ibrc") == cycles
+
+
+@pytest.mark.parametrize("window", ["", "5", "7:5", "a:", "-1:4", "1:2:3", "²:", f":{1 << 64}"])
+def test_bad_window_is_told(window):
+    with pytest.raises(BadInput, match=r"^bellwire: --waves = .*: allowed FROM:TO in cycles"):
+        asked(window)
+
+
+def test_scope_names_blocks_and_nodes():
+    assert asked() == WaveRequest()
+    assert asked(scope="n1").nodes == (1,)
+    request = asked(scope="wire, n0,doorbell,nic_up")
+    assert request.nodes == (0,)
+    # In travel order, whatever the order of the words.
+    assert request.blocks == ("fabric.nic_up", "nic.doorbell", "nic.wire")
+    assert asked(scope="all,n1").everything
+
+
+@pytest.mark.parametrize("scope", ["wires", "n2", "wire,", "all,wire", "nic.wire"])
+def test_bad_scope_is_told(scope):
+    with pytest.raises(BadInput, match="^bellwire: --scope = .*: ") as told:
+        asked(scope=scope)
+    assert "\n" not in str(told.value)
+
+
+# The form ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "form"),
+    [(True, "", "fst"), (True, "vcd", "vcd"), (False, "", "vcd"), (True, "fst", "fst")],
+)
+def test_fst_is_written_where_its_libraries_are(monkeypatch, there, wanted, form):
+    monkeypatch.setattr(builder, "_compiles", lambda source: there)
+    assert builder.wave_format(wanted) == form
+
+
+def test_fst_that_cannot_be_had_is_told(monkeypatch):
+    monkeypatch.setattr(builder, "_compiles", lambda source: False)
+    with pytest.raises(builder.BuildError, match="apt install liblz4-dev"):
+        builder.wave_format("fst")
+    with pytest.raises(ValueError, match="allowed fst, vcd"):
+        builder.wave_format("lxt")
+
+
+@pytest.mark.slow
+def test_fst_is_built_and_written_where_lz4_is(tmp_path):
+    if builder.wave_format() != "fst":
+        pytest.skip("lz4.h is not installed")
+    binary = builder.build("stub", stub_verilog(), trace="fst", cache=tmp_path)
+    linked = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
+    assert "liblz4" in linked
+
+
+# What signals are called --------------------------------------------------------------------------
+
+
+class Colour(enum.Enum, shape=2):
+    RED = 1
+    BLUE = 2
+
+
+class Pair(data.Struct):
+    colour: Colour
+    count: data.ArrayLayout(3, 2)
+
+
+class Machine(wiring.Component):
+    """A state machine, and a struct with an enumeration and an array."""
+
+    def __init__(self):
+        super().__init__({"pair": In(Pair), "go": In(1), "done": Out(1), "unused": Out(4)})
+
+    def elaborate(self, platform):
+        m = Module()
+        kept = Signal(Pair)
+        m.d.sync += kept.eq(self.pair)
+        with m.FSM():
+            with m.State("REST"):
+                with m.If(self.go & (kept.count[1] != 0)):
+                    m.next = "WORK"
+            with m.State("WORK"):
+                m.d.comb += self.done.eq(1)
+                m.next = "REST"
+        return m
+
+
+def test_names_of_fields_states_and_members_come_from_the_design():
+    catalog = Catalog.parse(*convert(Machine(), "machine"))
+    wires = catalog.wires["machine"]
+    assert catalog.members["machine"]["pair"] == "pair"
+    assert wires["pair__colour"].width == 2 and wires["pair__count__1"].width == 3
+    assert catalog.enums[wires["pair__colour"].enum] == {1: "RED", 2: "BLUE"}
+    assert catalog.states == {"machine": ("fsm_state",)}
+    assert catalog.enums[wires["fsm_state"].enum] == {0: "REST", 1: "WORK"}
+    assert not [name for name in wires if "." in name and name[0] != "$"]
+
+
+def test_tables_of_one_name_are_kept_apart():
+    text = """
+module top (a);
+  (* enum_base_type = "State" *)
+  (* enum_value_0 = "A" *)
+  wire one;
+  (* enum_base_type = "State" *)
+  (* enum_value_1 = "B" *)
+  wire \\two ;
+"""
+    catalog = Catalog.parse(text, {"members": {}, "states": {}})
+    assert [wire.enum for wire in catalog.wires["top"].values()] == ["State", "State_2"]
+    assert catalog.enums == {"State": {0: "A"}, "State_2": {1: "B"}}
+
+
+def test_field_that_would_take_a_name_is_refused():
+    with pytest.raises(ValueError, match="a__b"):
+        plain_names("module m (x);\n  wire a__b;\n  wire \\a.b ;\nendmodule\n")
+
+
+def test_blocks_are_paths_of_the_hierarchy():
+    node = Node(Structure())
+    for path, block in node.blocks.items():
+        here = node
+        for part in path.split("."):
+            here = (
+                here.links_by_name[part]
+                if path.startswith("fabric") and part != "fabric"
+                else getattr(here, part)
+            )
+        assert here is block
+
+
+# What viewers get ---------------------------------------------------------------------------------
+
+ROWS = (
+    Row("valid", "n0.node.a.x__valid", 1),
+    Row("kind", "n0.node.a.x__kind", 3, "Kind"),
+    Row("address", "n0.node.a.x__address", 48),
+)
+SMALL = Layout((Group(0, "a", "x", ROWS),), {"Kind": {0: "NONE", 5: "SOME"}}, ())
+
+
+def test_gtkwave_gets_groups_aliases_and_filters(tmp_path):
+    text = gtkwave.write(SMALL, tmp_path / "waves.vcd", (100, 4800)).read_text()
+    lines = text.splitlines()
+    assert '[dumpfile] "waves.vcd"' in lines and "[timestart] 100" in lines
+    assert "+{x/valid} n0.node.a.x__valid" in lines
+    assert "+{x/address} n0.node.a.x__address[47:0]" in lines
+    assert "^1 names/Kind_3.txt" in lines
+    assert (tmp_path / "names" / "Kind_3.txt").read_text().split() == ["0", "NONE", "5", "SOME"]
+
+
+def test_surfer_gets_dividers_variables_and_mappings(tmp_path):
+    text = surfer.write(SMALL, tmp_path / "waves.vcd").read_text()
+    assert text.splitlines() == [
+        "divider_add n0.a.x",
+        "variable_add n0.node.a.x__valid",
+        "variable_add n0.node.a.x__kind",
+        "variable_add n0.node.a.x__address",
+        "item_focus c_n0.node.a.x__kind",
+        "item_set_format Kind_3",
+        "item_unfocus",
+        "zoom_fit",
+    ]
+    mapping = tmp_path / ".surfer" / "mappings" / "Kind_3.txt"
+    assert mapping.read_text() == "Name = Kind_3\nBits = 3\n0 NONE\n5 SOME\n"
