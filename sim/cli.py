@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .build import WAVE_FORMATS
 from .schema import BadInput
@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     regress.add_argument("--summary", type=Path, metavar="FILE", help="default: DIR/summary.md")
     regress.set_defaults(action=_regress)
 
+    _waves_verb(verbs)
+
     verbs.add_parser(
         "presets", help="platforms that are shipped, with their constants"
     ).set_defaults(action=_presets)
@@ -109,6 +111,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _waves_verb(verbs: Any) -> None:
+    """`bellwire waves`."""
+    waves = verbs.add_parser(
+        "waves", help="run an earlier run again, with waveforms of a window", allow_abbrev=False
+    )
+    waves.add_argument("run", metavar="RUN", type=Path, help="its run directory")
+    which = waves.add_mutually_exclusive_group(required=True)
+    which.add_argument("--message", type=_number, metavar="N", help="from its issue to seen")
+    which.add_argument("--window", metavar="FROM:TO", help="cycles")
+    waves.add_argument(
+        "--out", type=Path, metavar="DIR", help="run directory (default: RUN-message-N, beside it)"
+    )
+    _wave_options(waves)
+    waves.set_defaults(action=_waves)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"--message = {text}: allowed the number of a message")
+    return int(text)
+
+
 def _wave_options(parser: argparse.ArgumentParser) -> None:
     """What is dumped, and how."""
     parser.add_argument(
@@ -121,7 +145,7 @@ def _wave_options(parser: argparse.ArgumentParser) -> None:
         "--wave-format",
         choices=WAVE_FORMATS,
         default="",
-        help="default: fst where lz4.h is installed, else vcd",
+        help="default of run: fst where lz4.h is installed, else vcd; of waves: vcd",
     )
 
 
@@ -177,9 +201,36 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         print(report(result))
         print(f"run directory: {_shown(run.directory)}")
-        for place in run.waves:
+        for place in run.waves.values():
             print(f"waveforms: {_shown(place)}")
     return PASSED if result["verdict"] == "pass" and not run.waveless else FAILED
+
+
+def _waves(arguments: argparse.Namespace) -> int:
+    from .build import BuildError
+    from .launch import LaunchError
+    from .progress import Progress
+    from .waves.request import parse
+    from .waves.rerun import Recorded, rerun
+
+    recorded = Recorded.load(arguments.run)
+    scenario, form = recorded.scenario, arguments.wave_format or "vcd"
+    window, nodes = arguments.window or ":", scenario.nodes.count
+    request = parse(window, arguments.scope, form, scenario.structure, nodes, "--window")
+    try:
+        run, differences = rerun(
+            recorded, request, arguments.message, arguments.out, Progress(sys.stderr)
+        )
+    except (BuildError, LaunchError) as error:
+        print(f"bellwire: {error}", file=sys.stderr)
+        return BAD_ENVIRONMENT
+    for line in (*(f"no waveforms: {line}" for line in run.waveless), *differences):
+        print(f"bellwire: {line}", file=sys.stderr)
+    for place in run.waves.values():
+        print(f"waveforms: {_shown(place)}")
+        if (picture := place.with_suffix(".svg")).exists():
+            print(f"picture: {_shown(picture)}")
+    return FAILED if run.waveless or differences else PASSED
 
 
 def _regress(arguments: argparse.Namespace) -> int:

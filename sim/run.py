@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from .result import PathResult, build_result, validate
 from .scenario import Scenario
 from .schema import BadInput
 from .waves.dump import Dump, prepare
+from .waves.layout import Layout
 from .waves.request import WaveRequest
 
 __all__ = ["Run", "RunOptions", "binary_for", "execute"]
@@ -58,8 +59,9 @@ class Run:
 
     directory: Path
     result: dict[str, Any]
-    #: Waveform files.
-    waves: tuple[Path, ...] = ()
+    #: Waveform file of each path that has one, and what is shown of them.
+    waves: Mapping[str, Path] = field(default_factory=dict)
+    layout: Layout | None = None
     #: Why there are none of a path, in a line each.
     waveless: tuple[str, ...] = ()
 
@@ -179,7 +181,8 @@ def execute(scenario: Scenario, options: RunOptions, progress: Progress) -> Run:
         directory.discard()
         raise
     place = directory.finish()
-    return Run(place, result, tuple(place / name for name in waves), waveless)
+    files = {path: place / name for path, name in waves.items()}
+    return Run(place, result, files, dump.layout if dump else None, waveless)
 
 
 def _paths(
@@ -253,7 +256,7 @@ def _simulate(
         seed=scenario.seed,
         skip_idle=options.skip_idle,
         record=options.record,
-        waves=dump.request.window(path) if dump else (),
+        waves=(dump and dump.request.window(path)) or (),
         wave_file=dump.file if dump else "",
         wave_names=dump.layout.names if dump else (),
     ).save(work)
@@ -394,17 +397,18 @@ def _groups(
 
 def _waves(
     scenario: Scenario, result: dict[str, Any], dump: Dump | None, scratch: Path
-) -> tuple[list[str], tuple[str, ...]]:
-    """Waveform files of all paths to their places: names, and what is missing."""
-    names, missing = [], []
-    for path in result["paths"] if dump else ():
-        assert dump
-        name = _named(scenario, path, dump.file)
-        cycles = result["paths"][path]["sim"]["cycles"]
-        if problem := dump.collect(path, scratch / _WORK / path, scratch / name, cycles):
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Waveform files of all paths to their places: name by path, and what is missing."""
+    names, missing = {}, []
+    for path, entry in result["paths"].items():
+        if not dump or not (window := dump.request.window(path)):
+            continue
+        name, cycles = _named(scenario, path, dump.file), entry["sim"]["cycles"]
+        work = scratch / _WORK / path
+        if problem := dump.collect(path, work, scratch / name, window, cycles):
             missing.append(problem)
         else:
-            names.append(name)
+            names[path] = name
     return names, tuple(missing)
 
 

@@ -77,6 +77,7 @@ class Outcome:
     memory: dict[str, MemoryCheck] = field(default_factory=dict)
     messages: dict[str, Messages] = field(default_factory=dict)
     status: dict[str, Status] = field(default_factory=dict)
+    waveless: tuple[str, ...] = ()
 
     @cached_property
     def logs(self):
@@ -165,7 +166,7 @@ def run(text, folder, *overrides, seed=None, module=None, tamper=None, reuse=Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sim.run, "launch", watched)
         done = sim.run.execute(scenario, options, Progress(StringIO()))
-    return Outcome(scenario, done.directory, done.result, memory, messages, status)
+    return Outcome(scenario, done.directory, done.result, memory, messages, status, done.waveless)
 
 
 def command(*arguments):

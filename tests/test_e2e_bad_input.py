@@ -161,7 +161,8 @@ def test_place_below_a_file_is_exit_2(place):
         ["frobnicate"],
         ["run"],
         ["run", "bad.toml", "--seed", "x"],
-        ["run", "bad.toml", "--waves"],
+        ["run", "bad.toml", "--waves", "now"],
+        ["run", "bad.toml", "--wave-format", "vcd"],
     ],
 )
 def test_bad_command_line_is_exit_2(place, words):

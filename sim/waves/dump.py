@@ -27,8 +27,15 @@ class Dump:
         """Name of the file in the working directory of a path."""
         return f"waves.{self.form}"
 
-    def collect(self, path: str, work: Path, place: Path, cycles: int) -> str:
+    def collect(
+        self, path: str, work: Path, place: Path, window: tuple[int, int], cycles: int
+    ) -> str:
         """Put the file of a path to its place, with its layouts.
+
+        Parameters
+        ----------
+        cycles
+            How many the run had.
 
         Returns
         -------
@@ -36,7 +43,7 @@ class Dump:
             Why there is none; empty if there is.
         """
         made = work / self.file
-        first, last = self.request.window(path)
+        first, last = window
         if not made.exists() or not made.stat().st_size:
             if first >= cycles:
                 return f"path {path} ended in cycle {cycles}, before the window from {first} on"

@@ -108,14 +108,15 @@ def layout(request: WaveRequest, structure: Structure, nodes: int, catalog: Cata
 def _groups(block: "_Block", path: str, blocks: dict[str, Any]) -> Iterator[Group]:
     # What a part of a shown block sends is the block's own.
     if path.rpartition(".")[0] not in blocks:
-        yield from sorted(block.interfaces(), key=_instant)
+        interfaces = block.interfaces()
+        yield from sorted(interfaces, key=_instant) if path == "trace" else interfaces
         yield from block.states()
     yield from block.formats()
 
 
 def _instant(group: Group) -> int:
-    """Software's landmarks are shown in the order in which they happen, the rest as declared."""
-    return LANDMARKS.index(group.name) if group.name in LANDMARKS else 0
+    """Place of a landmark of software among all landmarks."""
+    return LANDMARKS.index(group.name.removeprefix("on_"))
 
 
 def _names(
@@ -152,7 +153,7 @@ class _Block:
             if signature.members["payload"].shape in _TLP and not self._is_link:
                 parts.remove("payload")
             yield self._group(
-                path.removeprefix("on_"),
+                path,
                 {f"{path}.{part}": (part, signature.members[part].shape) for part in parts},
             )
 

@@ -30,12 +30,12 @@ class WaveRequest:
     everything: bool = False
     #: `fst` or `vcd`; empty: FST where it can be had.
     form: str = ""
-    #: First and last cycle of a path, where it has its own.
+    #: First and last cycle of each path that is dumped, where they have their own.
     by_path: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def window(self, path: str) -> tuple[int, int]:
-        """First and last cycle of a path."""
-        return self.by_path.get(path, (self.first, self.last))
+    def window(self, path: str) -> tuple[int, int] | None:
+        """First and last cycle of a path; None: it is not dumped."""
+        return self.by_path.get(path) if self.by_path else (self.first, self.last)
 
 
 def window_of(text: str, option: str) -> tuple[int, int]:
