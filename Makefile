@@ -3,11 +3,14 @@ PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: sim test regress campaign bench lint docs doctor clean
+.PHONY: sim waves test regress campaign bench lint docs doctor clean
 .SILENT:
 
 sim: $(READY)
 	$(BIN)/bellwire run scenarios/main-job.toml
+
+waves: $(READY)
+	$(BIN)/bellwire run scenarios/main-job.toml --waves
 
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2
@@ -25,7 +28,7 @@ lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/python -m pytest -q tests/test_e2e_lint.py
 
 docs: $(READY)
-	$(BIN)/python -m sim.docs
+	$(BIN)/python -m sim.docs && $(BIN)/python -m sim.waves.shipped
 
 doctor: $(READY)
 	$(BIN)/python -m sim.doctor

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from io import StringIO
 
 import pytest
 from support_run import ROOT, SCENARIOS, bellwire, run, toml
@@ -15,10 +16,13 @@ from hw.formats.events import EVENTS, EventKind, SoftwareEvent
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import MarkKind
 from sim.names import LANDMARKS
+from sim.progress import Progress
 from sim.run import binary_for
 from sim.waves.catalog import Catalog
 from sim.waves.layout import layout
 from sim.waves.request import WaveRequest
+from sim.waves.rerun import window
+from sim.waves.shipped import PICTURE, picture
 
 BOTH = ("gda_minimal", "ibrc")
 #: Landmarks that software stamps through the trace port.
@@ -436,3 +440,78 @@ def test_every_event_of_the_log_is_in_the_signals(dumped, path):
             for event in waves.events(f"n{node}.node.{block}", member)
         )
         assert found == wanted, kind
+
+
+# The window of a message --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(waves_model, tmp_path_factory):
+    """A run without waveforms."""
+    return run(SMALL, tmp_path_factory.mktemp("recorded")).must_pass()
+
+
+def test_message_is_dumped_from_an_earlier_run(recorded, tmp_path):
+    done = bellwire("waves", recorded.directory, "--message", 4, "--out", "again", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == [
+        line
+        for path in BOTH
+        for line in (f"waveforms: again/{path}-waves.vcd", f"picture: again/{path}-waves.svg")
+    ]
+    result = json.loads((tmp_path / "again" / "result.json").read_text())
+    assert result["sim"]["event_log_sha256"] == recorded.result["sim"]["event_log_sha256"]
+    for path in BOTH:
+        row = recorded.table(path)[4]
+        times = [int(float(row[f"at_{name}_ns"])) for name in LANDMARKS if row[f"at_{name}_ns"]]
+        waves = Waves(tmp_path / "again" / f"{path}-waves.vcd")
+        assert (waves.first, waves.last) == window({"issue": min(times), "seen": max(times)})
+        assert landmarks_of(waves, 4) == {
+            name: int(float(row[f"at_{name}_ns"])) for name in LANDMARKS if row[f"at_{name}_ns"]
+        }
+        svg = (tmp_path / "again" / f"{path}-waves.svg").read_text()
+        assert "message 4" in svg and "on_tx_first" in svg
+
+
+def test_another_run_than_the_recorded_one_is_told(recorded, tmp_path):
+    copy = shutil.copytree(recorded.directory, tmp_path / "copy")
+    text = (copy / "scenario.toml").read_text()
+    (copy / "scenario.toml").write_text(text.replace("cqe_ns = ", "cqe_ns = 1"))
+    done = bellwire("waves", copy, "--window", "100:200", "--scope", "wire", cwd=tmp_path)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if "not the same run" in line]
+    assert [line.split(":")[1].strip() for line in told] == [f"path {path}" for path in BOTH]
+    assert (tmp_path / "copy-cycles-100" / "ibrc-waves.vcd").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere", "--message", "1"], 'bellwire: RUN = "nowhere": allowed the folder of an earl'),
+        (["RUN", "--message", "6"], "bellwire: --message = 6: allowed 0 to 5"),
+        (["RUN", "--window", "9"], 'bellwire: --window = "9": allowed FROM:TO in cycles'),
+        (["RUN", "--window", ":", "--scope", "x"], 'bellwire: --scope = "x": '),
+        (["RUN", "--message", "-1"], "bellwire waves: "),
+        (["RUN"], "bellwire waves: one of the arguments --message --window is required"),
+        (["RUN", "--message", "1", "--window", ":"], "bellwire waves: argument --window: not all"),
+    ],
+)
+def test_what_is_no_run_is_one_line_and_exit_2(recorded, tmp_path, words, said):
+    words = [str(recorded.directory) if word == "RUN" else word for word in words]
+    done = bellwire("waves", *words, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[0].startswith(said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_picture_of_the_docs_is_not_stale(waves_model, tmp_path):
+    """Rows, landmarks and their order; what a constant moves by a cycle makes no new picture."""
+
+    def shape(svg):
+        return [
+            re.sub(r" \+\d+|\d+ to \d+", "", text) for text in re.findall(r">([^<>]+)</text>", svg)
+        ]
+
+    made = picture(tmp_path, Progress(StringIO()))
+    assert shape(made) == shape(PICTURE.read_text()), "run `python -m sim.waves.shipped`"

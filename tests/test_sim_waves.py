@@ -1,6 +1,7 @@
 """Waveforms without a simulation: what may be asked, what signals are called, what viewers get."""
 
 import subprocess
+from xml.etree import ElementTree
 
 import pytest
 from support_engine import stub_verilog
@@ -14,7 +15,10 @@ from sim.schema import BadInput
 from sim.waves import gtkwave, surfer
 from sim.waves.catalog import Catalog
 from sim.waves.layout import Group, Layout, Row
+from sim.waves.picture import draw
 from sim.waves.request import FOREVER, WaveRequest, parse
+from sim.waves.rerun import MARGIN, window
+from sim.waves.vcd import read
 
 # What may be asked ----------------------------------------------------------------------------
 
@@ -170,3 +174,62 @@ def test_surfer_gets_dividers_variables_and_mappings(tmp_path):
     ]
     mapping = tmp_path / ".surfer" / "mappings" / "Kind_3.txt"
     assert mapping.read_text() == "Name = Kind_3\nBits = 3\n0 NONE\n5 SOME\n"
+
+
+# One message ------------------------------------------------------------------------------------
+
+
+def test_window_of_a_message_has_a_margin():
+    assert window({"issue": 200, "ring": 300, "seen": 900}) == (200 - MARGIN, 900 + MARGIN)
+    # Near the start; and never seen complete: to the end of the run.
+    assert window({"issue": 7, "ring": 300}) == (0, FOREVER)
+
+
+HEAD = """$version x $end $timescale 1ns $end
+$scope module n0 $end
+$scope module node.a $end
+$var wire 1 ! x__valid $end
+$var
+  wire 4 "! x__kind [3:0]
+$end
+$var wire 4 # y[3:0] $end
+$upscope $end $upscope $end
+$enddefinitions $end
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '#0\n0!\nb0000 "!\n#5\n1!\nb101 "!\n#6\n0!\n',
+        # All behind the time, and what is of no interest.
+        '#0  0! b0 "! $dumpvars x# $end\n#5 1! bx101 "! r1.5 %\n#6 0!',
+    ],
+)
+def test_reader_takes_what_tools_write(tmp_path, body):
+    file = tmp_path / "waves.vcd"
+    file.write_text(HEAD.replace("node.a", "a") + body)
+    assert read(file, {"n0.a.x__valid", "n0.a.x__kind", "n0.a.none"}) == {
+        "n0.a.x__valid": [(0, 0), (5, 1), (6, 0)],
+        "n0.a.x__kind": [(0, 0), (5, 5)],
+    }
+
+
+@pytest.mark.parametrize("text", ["", "$var wire 1 !", HEAD + "#x\n", HEAD + "what\n"])
+def test_reader_refuses_what_is_no_vcd(tmp_path, text):
+    file = tmp_path / "waves.vcd"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"waves\.vcd: no VCD that can be read"):
+        read(file, {"n0.node.a.y"})
+
+
+def test_picture_has_rows_and_landmarks(tmp_path):
+    file = tmp_path / "waves.vcd"
+    text = HEAD.replace("$scope module node.a $end", "$scope module node $end $scope module a $end")
+    file.write_text(text.replace("$upscope $end $upscope $end", "") + "#10\n1!\n#12\n0!\n#90\n")
+    svg = draw(SMALL, file, "a <title>", {"issue": 5, "seen": 85})
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert "a &lt;title&gt;" in svg and "cycles 5 to 85" in svg
+    assert ">node 0: a</text>" in svg and ">x</text>" in svg
+    assert "issue +0" in svg and "seen +80" in svg
+    assert svg.count('class="p"') == 1
