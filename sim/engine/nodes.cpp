@@ -90,6 +90,7 @@ struct Node {
     u32 id = 0;
     u64 eval_due = 0;
     std::array<Port, WIRE_PORTS> ports;
+    bool awake = false;  // for waveforms: evaluated in the last cycle because it was due
 };
 
 class Nodes final : public Models {
@@ -171,7 +172,7 @@ public:
 #if VM_TRACE
         if (!waves_ || waves_->done()) return;
         // What the last cycle left, so that its values have a width.
-        if (waves_->started()) settle(engine_.now + 1);
+        if (waves_->started()) waves_->catch_up(engine_.now + 1);
         waves_->close();
 #endif
     }
@@ -198,37 +199,45 @@ private:
     }
 
 #if VM_TRACE
-    // All nodes show one cycle at a time, so none may be ahead when the state is written.
+    // All nodes show one cycle at a time, so none may be ahead when the state is written. A node that goes to sleep is evaluated
+    // once more, as without skipping: what it did last is over then, and its inputs are idle.
     void traced_cycle() {
         const u64 now = engine_.now;
         settle(now);
         active_.clear();
         for (Node& node : nodes_) {
-            if (!engine_.skip || due(node) <= now)
-                active_.push_back(&node);
-            else
-                rest(node);
+            const bool due_now = !engine_.skip || due(node) <= now;
+            if (due_now || node.awake) active_.push_back(&node);
+            node.awake = due_now;
         }
-        for (Node* node : active_) low(*node);
-        if (waves_->covers(now)) waves_->write(now);
-        for (Node* node : active_) high(*node);
+        show(now);
     }
 
-    // Writes the state between two cycles if it lasts.
+    // Before cycle `now`: what has held since the last one.
     void settle(u64 now) {
-        if (waves_->holds(now))
-            for (Node& node : nodes_) rest(node);
+        const u64 next = waves_->next();
+        active_.clear();
+        for (Node& node : nodes_)
+            if (next < now && node.awake) {
+                active_.push_back(&node);
+                node.awake = false;
+            }
+        if (!active_.empty()) {
+            engine_.now = next;
+            show(next);
+            engine_.now = now;
+            waves_->evaluated(next);
+        }
         waves_->catch_up(now);
     }
 
-    // Inputs are of one cycle: nobody drives them while the node sleeps.
-    static void rest(Node& node) {
-        Vnode& model = *node.model;
-        if (!model.mailbox_due && !model.rx_valid && !model.tx_credit) return;
-        model.mailbox_due = 0;
-        model.rx_valid = 0;
-        model.tx_credit = 0;
-        model.eval();
+    // One cycle of the nodes in `active_`. Those that sleep are not counted.
+    void show(u64 now) {
+        const u64 counted = engine_.evaluated;
+        for (Node* node : active_) low(*node);
+        if (waves_->covers(now)) waves_->write(now);
+        for (Node* node : active_) high(*node);
+        engine_.evaluated = counted + std::count_if(active_.begin(), active_.end(), [](Node* node) { return node->awake; });
     }
 #endif
 

@@ -1,7 +1,7 @@
 // The waveform file of a run: which cycles, which signals, and when the state is written.
 //
 // The time of the file is the cycle. What stands at time c is what the clock edge of cycle c samples, so one sample per cycle says
-// it all, and no clock is needed. A node that sleeps keeps its last state; a pause of all nodes is a gap in which nothing changes.
+// it all, and no clock is needed. A pause of all nodes is a gap in which nothing changes.
 #pragma once
 
 #include <algorithm>
@@ -36,11 +36,13 @@ public:
     }
 
     bool covers(u64 cycle) const { return !done_ && first_ <= cycle && cycle <= last_; }
-    // Whether a state that holds from the last evaluated cycle up to `now` has yet to be written.
-    bool holds(u64 now) const { return !done_ && std::max(next_, first_) < now && std::max(next_, first_) <= last_; }
-    // Before the nodes are evaluated for cycle `now`: writes what has held since the cycle before.
+    // The first cycle that has not been evaluated.
+    u64 next() const { return next_; }
+    void evaluated(u64 cycle) { next_ = cycle + 1; }
+    // Before the nodes are evaluated for cycle `now`: writes what has held since `next()`.
     void catch_up(u64 now) {
-        if (holds(now)) write(std::max(next_, first_));
+        const u64 start = std::max(next_, first_);
+        if (start < now && start <= last_) write(start);
         next_ = now + 1;
         if (now > last_) close();
     }
@@ -60,7 +62,7 @@ private:
     WaveFile file_;
     std::string path_;
     u64 first_, last_;
-    u64 next_ = 0;  // the first cycle that has not been evaluated
+    u64 next_ = 0;
     bool done_ = false;
 };
 #endif
