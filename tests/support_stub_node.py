@@ -9,6 +9,8 @@ from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
+from hw.node import SoftwareTrace
+
 __all__ = ["StubNode"]
 
 #: Event kinds of the stub: beat received, credit received (at port 0; at port 1 one more), timed
@@ -85,16 +87,8 @@ class StubNode(wiring.Component):
             )
 
         gpu, config = mailbox(0), mailbox(2)
-        trace_valid, trace_kind, trace_payload = Signal(), Signal(16), Signal(160)
-        m.submodules.trace = Instance(
-            "sim_trace",
-            i_clk=ClockSignal(),
-            i_node=self.node_id,
-            i_due=self.mailbox_due[3],
-            o_valid=trace_valid,
-            o_kind=trace_kind,
-            o_payload=trace_payload,
-        )
+        m.submodules.trace = trace = SoftwareTrace()
+        m.d.comb += [trace.node_id.eq(self.node_id), trace.due.eq(self.mailbox_due[3])]
 
         # GPU memory: the processor port alone, one cycle to commit, two to read.
         load, load_token, line = Signal(), Signal(64), Signal(512)
@@ -185,7 +179,7 @@ class StubNode(wiring.Component):
         event("timer", TIMER, fired, due)
 
         m.d.comb += [
-            self.quiet.eq(~(Cat(busy).any() | gpu["valid"] | config["valid"] | trace_valid | load)),
+            self.quiet.eq(~(Cat(busy).any() | gpu["valid"] | config["valid"] | load)),
             self.next_due.eq(Mux(armed, due, (1 << 48) - 1)),
         ]
         return m
