@@ -76,6 +76,8 @@ def closed(loaded, path, size):
         ("ibrc", (8, 4096), ("nic.mtu_bytes=1024", "wire.hops=3", "memory.gpu_read_ns=611")),
         ("verbs", (1, 8, 64, 512, 4097), ()),
         ("verbs", (8, 28, 64, 4096), ("cpu.inline_max_bytes=28", "pcie.host_ns=31")),
+        # Pushes of two, three and four blocks.
+        ("verbs", (29, 64, 93, 156, 157, 220), ("cpu.inline_max_bytes=220",)),
         ("verbs", (8, 4096), ("cpu.inline_max_bytes=28", "cpu.prefer_bf=false")),
         ("verbs", (8, 100, 300), ("cpu.inline_max_bytes=220", "cpu.bf=false")),
         (

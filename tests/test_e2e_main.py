@@ -507,6 +507,15 @@ def test_verbs_act_as_their_flow_says(tmp_path):
         assert counters["tlp_gpu_up_completion"] == (not inline)
 
 
+def test_threads_push_several_blocks_at_once(tmp_path):
+    """Each push arrives whole, whoever else pushes meanwhile; nothing is fetched."""
+    work = puts(size=[28, 29, 93, 220], producers=6, qps=3, window=4, count=60)
+    found = run(toml(paths=["verbs"], cpu={"inline_max_bytes": 220}, workload=[work]), tmp_path)
+    counters = found.must_pass().result["paths"]["verbs"]["counters"]
+    assert counters["wqes_pushed"] == counters["doorbells"] == 240
+    assert counters["wqe_fetches"] == 0
+
+
 def test_each_operation_is_issued_at_its_time(tmp_path):
     """On all paths, within a burst, and with a pause longer than the watchdog."""
     starts = (0, 0, 50_000, 900_000)
