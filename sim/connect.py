@@ -34,10 +34,15 @@ def configuration(scenario, path):
     psn = queues.start_psn
     mtu_log2 = scenario.nic.mtu_bytes.bit_length() - 1
     for connection in scenario.plan.connections:
-        ends = ((connection.a, connection.a_context), (connection.b, connection.b_context))
-        for (node, index), (peer, peer_index) in (ends, ends[::-1]):
+        ends = connection.ends
+        for (node, index, port), (peer, peer_index, _) in (ends, ends[::-1]):
             common = {"valid": 1, "qpn": qpn(node, index)}
-            peers = {"peer_qpn": qpn(peer, peer_index), "peer_node": peer, "mtu_log2": mtu_log2}
+            peers = {
+                "peer_qpn": qpn(peer, peer_index),
+                "peer_node": peer,
+                "mtu_log2": mtu_log2,
+                "port": port,
+            }
             writes += [
                 (
                     node,
@@ -73,8 +78,9 @@ def bring_up(machine, scenario, path):
     from which software may use them.
     """
     propagation = max(1, cycles(scenario.wire.propagation_ns))
-    for a, b in ((0, 1), (1, 0)):
-        machine.link(a, b, propagation)
+    ends = scenario.nodes.wire
+    for (node, port), (peer, peer_port) in (ends, ends[::-1]):
+        machine.link(node, peer, propagation, source_port=port, target_port=peer_port)
     _prepare(machine, scenario, path)
     writes = configuration(scenario, path)
     for due, (node, table, index, data) in enumerate(writes):
@@ -91,8 +97,5 @@ def _prepare(machine, scenario, path):
     if entries == 1:
         ring[60:62] = (scenario.queues.start_index - 1 & 0xFFFF).to_bytes(2, "big")
     for connection in scenario.plan.connections:
-        for node, index in (
-            (connection.a, connection.a_context),
-            (connection.b, connection.b_context),
-        ):
+        for node, index, _ in connection.ends:
             machine.preload(node, memory, addresses.cq_offset(index, entries), bytes(ring))

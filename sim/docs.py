@@ -57,6 +57,8 @@ _UNITS = {
     "_mops": "M/s",
     "_bytes": "B",
     "_m": "m",
+    "_count": "nodes",
+    "_hops": "switches",
 }
 
 
@@ -294,13 +296,13 @@ def _preset(preset: Preset) -> list[str]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Keys that no preset sets, with their defaults."""
-    given = {
-        f"{section}.{key}"
-        for name in preset_names()
-        for section, table in load_preset(name).constants.items()
-        for key in table
-    }
+    """Keys that some preset leaves alone, with their defaults."""
+    given = set.intersection(
+        *(
+            {f"{section}.{key}" for section, table in preset.constants.items() for key in table}
+            for preset in map(load_preset, preset_names())
+        )
+    )
     return {
         key: field.default
         for section, classes in SECTIONS.items()

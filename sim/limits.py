@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from .agents.doorbell import pushes
-from .closed_form import completion_tlps, packets, read_tlps
+from .closed_form import completion_tlps, packets, read_tlps, write_tlps
 from .paths import PATHS
 from .plan import Group, wqe_octowords
 
@@ -36,8 +36,24 @@ def _inline(s: "Scenario", path: str, group: Group) -> bool:
     return group.inlined(path) or group.size <= s.plan.inline_max[path]
 
 
-def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
-    """Bytes per message on the busier direction of each device's link, at the node that issues."""
+def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, tuple[float, float]]:
+    """Bytes per message on each device's link (up to the switch, down from it), at the node that
+    issues.
+    """
+    links = _posting_bytes(s, path, group)
+    first = s.plan.messages[group.messages[0]]
+    if first.node == first.peer:
+        # What is sent comes back to be written.
+        written = sum(write_tlps(s.pcie, 0, group.size))
+        memory = s.plan.region(first.peer, first.remote_region).memory
+        for device, (up, down) in (("nic", (written, 0)), (memory, (0, written))):
+            so_far = links.get(device, (0.0, 0.0))
+            links[device] = (so_far[0] + up, so_far[1] + down)
+    return links
+
+
+def _posting_bytes(s: "Scenario", path: str, group: Group) -> dict[str, tuple[float, float]]:
+    """The same of queues and of payload that is read."""
     size, pcie = group.size, s.pcie
     inline = _inline(s, path, group)
     batch = _per_ring(s, path, group)
@@ -51,7 +67,7 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
         fetch = wqe + pcie.cpld_overhead_bytes
         bell = (pcie.mwr_overhead_bytes + _WORD) / batch
         to_nic, from_nic = bell + fetch + payload, pcie.mrd_overhead_bytes + reads + cqe
-        return {"pcie_nic": max(to_nic, from_nic), "pcie_gpu": max(to_nic, from_nic)}
+        return {"nic": (from_nic, to_nic), "gpu": (to_nic, from_nic)}
     words = _REQUEST_BYTES // _WORD
     request = words * (pcie.mwr_overhead_bytes + _WORD)
     push = (
@@ -60,15 +76,15 @@ def _pcie_bytes(s: "Scenario", path: str, group: Group) -> dict[str, float]:
         else pcie.mwr_overhead_bytes + _WORD + wqe + pcie.cpld_overhead_bytes
     )
     return {
-        "pcie_nic": max(push + payload, reads + cqe),
-        "pcie_gpu": max(request + payload, reads),
-        "pcie_host": max(request + cqe, push),
+        "nic": (reads + cqe, push + payload),
+        "gpu": (request + payload, reads),
+        "host": (push, request + cqe),
     }
 
 
 def _host_bytes(
     s: "Scenario", path: str, group: Group, reads: int, payload: int
-) -> dict[str, float]:
+) -> dict[str, tuple[float, float]]:
     """The same where the CPU posts: queues are at the host, payload is in either memory.
 
     `reads` and `payload` are the bytes that ask for and that carry the payload.
@@ -87,11 +103,9 @@ def _host_bytes(
     asked += (pcie.mwr_overhead_bytes + _LINE) / signaled_every
     first = s.plan.messages[group.messages[0]]
     memory = s.plan.region(first.node, first.region).memory
-    links = {"pcie_nic": (ring, asked), "pcie_host": (ring, asked), "pcie_gpu": (0.0, 0.0)}
-    for link in ("pcie_nic", f"pcie_{memory}"):
-        to_nic, from_nic = links[link]
-        links[link] = (to_nic + payload, from_nic + reads)
-    return {link: max(ways) for link, ways in links.items() if any(ways)}
+    links = {"nic": (asked + reads, ring + payload), "host": (ring, asked)}
+    up, down = links.get(memory, (0.0, 0.0))
+    return links | {memory: (up + payload, down + reads)}
 
 
 def _batch(group: Group) -> tuple[int, int]:
@@ -177,8 +191,14 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     if s.nic.qp_mops:
         limits["nic_qp_rate"] = s.nic.qp_mops * qps
     limits["wire"] = s.wire.gbps * 1000 / 8 / wire_bytes(s, group.size)
-    for link, count in _pcie_bytes(s, path, group).items():
-        limits[link] = getattr(s.pcie, f"{link.removeprefix('pcie_')}_gbps") * 1000 / 8 / count
+    for device, ways in _pcie_bytes(s, path, group).items():
+        rates = [
+            s.pcie.rate_gbps(device, way) * 1000 / 8 / count
+            for way, count in zip(("up", "down"), ways, strict=True)
+            if count
+        ]
+        if rates:
+            limits[f"pcie_{device}"] = min(rates)
     return limits
 
 

@@ -93,7 +93,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Connection:
-    """One QP between nodes a < b: its index among theirs, and its context at each end."""
+    """One QP between nodes a < b: its index among theirs, and its context at each end.
+
+    Of a single node, a = b: it issues at end a, by port 0, and is written at end b, by port 1.
+    """
 
     a: int
     b: int
@@ -102,8 +105,13 @@ class Connection:
     b_context: int
 
     def context(self, node: int) -> int:
-        """Context index at `node`, one of the two."""
+        """Context index with which `node`, one of the two, issues."""
         return self.a_context if node == self.a else self.b_context
+
+    @property
+    def ends(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """(node, context, wire port) of both."""
+        return (self.a, self.a_context, 0), (self.b, self.b_context, int(self.a == self.b))
 
 
 @dataclass(frozen=True)
@@ -266,9 +274,9 @@ def _connections(scenario: "Scenario") -> tuple[Connection, ...]:
     connections = []
     for (a, b), qps in sorted(needed.items()):
         for qp in range(qps):
-            connections.append(Connection(a, b, qp, used[a], used[b]))
-            used[a] += 1
-            used[b] += 1
+            a_context, used[a] = used[a], used[a] + 1
+            b_context, used[b] = used[b], used[b] + 1
+            connections.append(Connection(a, b, qp, a_context, b_context))
     if max(used) > MAX_QPS:
         key = "workload.0.qps" if scenario.workloads else "op.0.qp"
         raise ConfigError(key, max(used), f"allowed up to {MAX_QPS} QPs in all at one node")
@@ -371,6 +379,13 @@ def _inside(
                 )
 
     for index, op in enumerate(scenario.operations):
+        same = (op.node, op.region) == (op.peer, op.remote_region)
+        if same and abs(op.offset - op.remote_offset) < op.size:
+            raise ConfigError(
+                f"op.{index}.remote_offset",
+                op.remote_offset,
+                f"allowed outside of what is read, {op.offset} to {op.offset + op.size - 1}",
+            )
         check(f"op.{index}", op, op.node, op.region, op.offset, op.offset + op.size)
         check(
             f"op.{index}",

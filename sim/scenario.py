@@ -106,7 +106,7 @@ class Scenario:
         """The smallest structure that all of it fits in; the default one wherever possible, so that
         binaries are shared.
         """
-        default = Structure()
+        default = Structure(ports=self.nodes.ports)
         qps = default.qps
         while qps < self.plan.qps_per_node:
             qps *= 2
@@ -285,9 +285,10 @@ class _Loader:
                     f"{section}.",
                     known,
                 )
+        defaults = {"peer": values["nodes"].count - 1}
         for section, (cls, attribute) in LISTS.items():
             values[attribute] = tuple(
-                reader.read(cls, entry, f"{section}.{index}.")
+                reader.read(cls, entry, f"{section}.{index}.", defaults)
                 for index, entry in enumerate(reader.tables(table, section))
             )
         return self._consistent(Scenario(**values))
@@ -339,6 +340,17 @@ class _Loader:
                             getattr(entry, key),
                             f"allowed 0 to {last}, the nodes there are",
                         )
+        for section, entries in (("workload", scenario.workloads), ("op", scenario.operations)):
+            for index, entry in enumerate(entries):
+                if last and entry.node == entry.peer:
+                    raise bad(
+                        f"{section}.{index}.peer",
+                        entry.peer,
+                        f"allowed any node but {entry.node}, the one that issues",
+                    )
+        for index, fault in enumerate(scenario.faults):
+            if fault.port >= scenario.nodes.ports:
+                raise bad(f"fault.{index}.port", fault.port, "allowed 0, the only port there is")
         try:
             plan = scenario.plan
             self._measured(scenario)

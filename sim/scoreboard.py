@@ -30,7 +30,7 @@ from hw.formats.tlp import MarkKind, Port, TlpClass
 from . import addresses
 from .hang import hang_report
 from .names import COUNTERS, DIRECTIONS, LINKS
-from .timeline import ABSENT, Joins, columns, connections_of, join
+from .timeline import ABSENT, Joins, columns, connections_of, join, sending_port
 
 __all__ = ["MOST", "Rules", "Verdict", "judge"]
 
@@ -415,10 +415,12 @@ class _Court:
                     "start",
                 )
         packets = self._log.of(EventKind.TX_FIRST)
-        for node in np.unique(packets["node"]).tolist():
-            mask = packets["node"] == node
+        senders = sending_port(packets)
+        for sender in np.unique(senders).tolist():
+            mask = senders == sender
+            node, port = divmod(sender, 2)
             self._rate(
-                "wire",
+                f"wire of port {port}" if port else "wire",
                 node,
                 packets["cycle"][mask],
                 packets["wire_bytes"][mask],
@@ -509,12 +511,11 @@ def _window(log):
 def _links(log, rules):
     window = _window(log)
     sent, packets = log.of(EventKind.TLP_SENT), log.of(EventKind.TX_FIRST)
-    nodes = np.unique(log.records["node"]).tolist()
     links = {}
     for name in LINKS:
         if name == "wire":
-            items, payload, wire, interval = (
-                packets,
+            senders, payload, wire, interval = (
+                sending_port(packets),
                 packets["length"],
                 packets["wire_bytes"],
                 rules.wire_interval,
@@ -522,14 +523,16 @@ def _links(log, rules):
         else:
             number = next(link for link in range(2 * len(Port)) if _link_name(link) == name)
             mask = sent["link"] == number
-            items = {"node": sent["node"][mask]}
-            payload, wire, interval = (
+            senders, payload, wire, interval = (
+                sent["node"][mask],
                 sent["payload"][mask],
                 sent["wire"][mask],
                 rules.link_intervals[number],
             )
-        busiest = max((int(wire[items["node"] == node].sum()) for node in nodes), default=0)
-        count = len(items["node"])
+        busiest = max(
+            (int(wire[senders == sender].sum()) for sender in np.unique(senders)), default=0
+        )
+        count = len(senders)
         links[name] = {
             "tlps": 0 if name == "wire" else count,
             "packets": count if name == "wire" else 0,

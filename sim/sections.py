@@ -51,7 +51,22 @@ class _Checked:
 class NodesConfig(_Checked):
     """[nodes]"""
 
-    count: int = choice("Nodes, joined by one wire each way.", 2, default=2)
+    count: int = choice(
+        "Nodes: 2, joined by one wire each way, or 1, whose port 0 is wired to its port 1.",
+        1,
+        2,
+        default=2,
+    )
+
+    @property
+    def ports(self) -> int:
+        """Wire ports of each NIC."""
+        return 2 if self.count == 1 else 1
+
+    @property
+    def wire(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Both ends of the wire, as (node, port)."""
+        return (0, 0), ((0, 1) if self.count == 1 else (1, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +337,7 @@ class Workload(_Checked):
         1,
     )
     node: int = number("Node that issues.", 0, 63, 0)
-    peer: int = number("Node that is written.", 0, 63, 1)
+    peer: int = number("Node that is written; by default the last one.", 0, 63, 1)
     region: str = text("Region of `node` that is read.", "send")
     remote_region: str = text("Region of `peer` that is written.", "recv")
     offset: int = number(
@@ -350,10 +365,6 @@ class Workload(_Checked):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.node == self.peer:
-            raise ConfigError(
-                "peer", self.peer, f"allowed any node but {self.node}, the one that issues"
-            )
         for name in ("batch", "signaled_every"):
             if getattr(self, name) > self.window:
                 raise ConfigError(
@@ -399,7 +410,7 @@ class Operation(_Checked):
 
     verb: str = choice("What is done.", "write", default="write")
     node: int = number("Node that issues.", 0, 63, 0)
-    peer: int = number("Node that is written.", 0, 63, 1)
+    peer: int = number("Node that is written; by default the last one.", 0, 63, 1)
     producer: int = number(
         "Thread that issues; its operations are issued in the order of the file.", 0, 4095, 0
     )
@@ -412,13 +423,6 @@ class Operation(_Checked):
     signaled: bool = flag("Ask for a CQE.", True)
     at_ns: float = number("Earliest issue.", 0, 1e9, 0.0)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.node == self.peer:
-            raise ConfigError(
-                "peer", self.peer, f"allowed any node but {self.node}, the one that issues"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fault(_Checked):
@@ -427,12 +431,15 @@ class Fault(_Checked):
     kind: str = choice("What goes wrong.", "drop")
     packet: str = choice("Packets that are counted.", "any", "request", "ack", default="any")
     first: int = number(
-        "First packet that is hit, counted from 0 as the node sends them.", 0, 0xFFFFFFFE, 0
+        "First packet that is hit, counted from 0 as the port sends them.", 0, 0xFFFFFFFE, 0
     )
     count: int = number(
         "How many in a row; -1: all from there on.", 1, 0xFFFFFFFE, 1, extra=(FOREVER,)
     )
     node: int = number("Node that sends them.", 0, 63, key="from")
+    port: int = number(
+        "Wire port that sends them: of a single node 0 sends requests, 1 acknowledgements.", 0, 1, 0
+    )
 
     @property
     def slot(self) -> tuple[int, int, int, int]:
@@ -441,7 +448,7 @@ class Fault(_Checked):
             {"any": 1, "request": 2, "ack": 3}[self.packet],
             self.first,
             0xFFFFFFFF if self.count == FOREVER else self.count,
-            0,
+            self.port,
         )
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "group_stats",
     "latency_stats",
     "segments_ns",
+    "sending_port",
     "timeline",
     "write_csv",
 ]
@@ -74,6 +75,11 @@ def columns(messages):
 def group(node, qp):
     """One number for a QP of a node."""
     return node << 12 | qp
+
+
+def sending_port(packets):
+    """One number for the wire port that sent each packet."""
+    return packets["node"] << 1 | packets["port"]
 
 
 def unwrap(groups, values, bits, anchors):
@@ -228,16 +234,14 @@ class Joins:
         """Packets of requests in TX_FIRST or TX_LAST with their requester's `group` and `index`.
 
         The transmitter does not know the QP; the QPN that a packet is addressed to names the
-        connection. TX_LAST does not say which node that is on, but packets of a node leave one
+        connection. TX_LAST does not say which node that is on, but packets of a port leave one
         behind the other: the n-th last beat ends the n-th first.
         """
         table = dict(self.events.of(kind))
         if kind is EventKind.TX_LAST:
             first = self.events.of(EventKind.TX_FIRST)
-            row = find(
-                join(first["node"], count_up(first["node"])),
-                join(table["node"], count_up(table["node"])),
-            )
+            starts, ends = sending_port(first), sending_port(table)
+            row = find(join(starts, count_up(starts)), join(ends, count_up(ends)))
             row = np.where(
                 (row >= 0) & (np.append(first["psn"], ABSENT)[row] == table["psn"]), row, ABSENT
             )
@@ -409,9 +413,9 @@ def _landmarks(joins):
 def connections_of(plan):
     """(node, qp, peer, peer's qp) of all connections of a plan, from both ends."""
     return [
-        row
-        for c in plan.connections
-        for row in ((c.a, c.a_context, c.b, c.b_context), (c.b, c.b_context, c.a, c.a_context))
+        (*near[:2], *far[:2])
+        for connection in plan.connections
+        for near, far in (connection.ends, connection.ends[::-1])
     ]
 
 

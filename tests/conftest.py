@@ -37,6 +37,12 @@ def model():
     return binary_for(Structure())
 
 
+@pytest.fixture(scope="session")
+def loopback():
+    """The simulator of a node whose NIC has two ports."""
+    return binary_for(Structure(ports=2))
+
+
 def pytest_collection_modifyitems(config, items):
     """The campaign builds a model per test: it runs where it is asked for by name only."""
     if "campaign" not in config.option.markexpr:

@@ -1,10 +1,12 @@
-"""The machine that source L measured, in the model's closed forms: what its cells come out as."""
+"""The machine that source L measured, in the model's closed forms: what its cells come out as, by
+the preset that only borrows from it and by the one that is it.
+"""
 
 from dataclasses import replace
 
 from sim.closed_form import PIPELINE_CYCLES, Idle
 
-__all__ = ["SOCKET_NS", "constants_only", "loom_cells"]
+__all__ = ["SOCKET_NS", "constants_only", "loom_cells", "loopback_cells"]
 
 #: One crossing between sockets: half of what a GPU load of the far socket's memory takes longer (L:
 #: 830 - 704 ns). It belongs to the machine that was calibrated on, not to the preset.
@@ -56,3 +58,23 @@ def loom_cells(scenario):
         "payload_read_gpu": there.read("nic", "gpu", 0, 8)[1].total + relay + across,
         "gpu_load_host": there.read("gpu", "host", 0, 8)[1].total,
     }
+
+
+def loopback_cells(scenario):
+    """Post to completion in ns by (payload, BlueFlame) of log 20, on the preset of that machine."""
+    idle = Idle(scenario.pcie, scenario.memory, scenario.nic, scenario.wire)
+    cells = {}
+    for push in ("on", "off"):
+        for payload in ("inline", "host", "GPU"):
+            segments = idle.segments(
+                8,
+                inline=payload == "inline",
+                pushed=push == "on",
+                ringer="host",
+                rings="host",
+                source="host" if payload == "host" else "gpu",
+            )
+            segments.pop("landed")
+            posted = sum(terms.total for terms in segments.values())
+            cells[payload, push] = posted + scenario.cpu.poll_ns
+    return cells

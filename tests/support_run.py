@@ -48,14 +48,14 @@ def _value(value):
     return json.dumps(value)
 
 
-def toml(*, paths=("gda_minimal",), seed=7, **tables):
+def toml(*, paths=("gda_minimal",), seed=7, preset="h200-cx7-ib200", **tables):
     """Text of a scenario: each keyword is a table, or a list of tables.
 
     A key that is a word of Python ends in `_`.
     """
     lines = [
         'schema = "bellwire.scenario/1"',
-        'preset = "h200-cx7-ib200"',
+        f"preset = {_value(preset)}",
         f"seed = {seed}",
         f"paths = {_value(list(paths))}",
     ]

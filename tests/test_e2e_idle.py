@@ -3,61 +3,11 @@
 from pathlib import Path
 
 import pytest
-from support_path import execute, puts, segments
+from support_path import closed, execute, hardware, puts, segments
 
-from sim.agents.doorbell import pushes
-from sim.closed_form import Idle
 from sim.paths import PATHS
-from sim.plan import wqe_octowords
 
 ROOT = Path(__file__).parent.parent
-#: Hardware segments; the others are software's.
-HARDWARE = {
-    "ring_seen",
-    "fetch_req",
-    "fetched",
-    "payload_req",
-    "payload",
-    "tx_first",
-    "tx_last",
-    "rx_last",
-    "ack_rx",
-    "cqe_written",
-}
-
-
-def closed(loaded, path, size):
-    """Segments of the message of that size, as constants make them."""
-    plan = loaded.plan
-    message = next(message for message in plan.messages if message.size == size)
-    send, receive = plan.region(0, message.region), plan.region(1, message.remote_region)
-    inline = plan.inlined(message, path)
-    octowords = wqe_octowords(size, inline)
-    ways = {
-        # The record is stored in the cycle of the doorbell, before it.
-        "gda_minimal": {"inline": inline, "commands": 1},
-        # So are the WQE and the record.
-        "ibrc": {"pushed": True, "ringer": "host", "rings": "host", "commands": 2},
-        # The fence parts them from the doorbell.
-        "verbs": {
-            "inline": inline,
-            "pushed": pushes(loaded.cpu, count=1, octowords=octowords, inline=inline),
-            "ringer": "host",
-            "rings": "host",
-        },
-        # There is a fence between record and doorbell.
-        "ibgda": {"inline": inline},
-    }
-    found = Idle(loaded.pcie, loaded.memory, loaded.nic, loaded.wire).segments(
-        size,
-        address=send.offset + message.offset,
-        raddr=receive.offset + message.remote_offset,
-        blocks=plan.blocks(size, path),
-        source=send.memory,
-        target=receive.memory,
-        **ways[path],
-    )
-    return {name: terms.total for name, terms in found.items() if name in HARDWARE}
 
 
 @pytest.mark.parametrize(
@@ -96,11 +46,7 @@ def closed(loaded, path, size):
 def test_hardware_segments_equal_their_closed_forms(path, sizes, sets, tmp_path):
     loaded, done = execute(puts(path, sizes), tmp_path / "run", sets)
     assert done.result["verdict"] == "pass"
-    measured = {
-        size: {name: value for name, value in found.items() if name in HARDWARE}
-        for size, found in segments(done, path).items()
-    }
-    assert measured == {size: closed(loaded, path, size) for size in sizes}
+    assert hardware(done, path) == {size: closed(loaded, path, size) for size in sizes}
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -5,15 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support_loom import SOCKET_NS, constants_only, loom_cells
+from support_loom import SOCKET_NS, constants_only, loom_cells, loopback_cells
 
+from sim.limits import ceilings
 from sim.preset import CLASSES, load_preset, preset_names
 from sim.scenario import loads
 from sim.schema import BadInput
 
 DOCS = Path(__file__).parent.parent / "docs"
 PRESET = "h200-cx7-ib200"
+LOOPBACK = "h200nvl-cx7-roce-loopback"
 UNITS = ("_ns", "_gbps", "_bytes", "_mops", "_m", "_ns_per_m", "_ns_per_16b", "gbps")
+#: Keys that count something.
+COUNTS = ("nodes.count", "wire.hops")
 MOST_FREE = 8
 
 SCENARIO = """
@@ -40,7 +44,7 @@ def test_every_constant_has_unit_source_class_range_and_note(name):
     for section, table in preset.constants.items():
         for key, constant in table.items():
             where = f"{section}.{key}"
-            assert key.endswith(UNITS), f"{where}: no unit in its name"
+            assert key.endswith(UNITS) or where in COUNTS, f"{where}: no unit in its name"
             tag = constant.source.replace(";", " ").replace(":", " ").split()[0]
             assert tag in preset.sources, f"{where}: source {tag!r} is not in [sources]"
             assert constant.kind in CLASSES
@@ -165,3 +169,83 @@ def test_adding_to_a_constant_moves_only_its_segments(scenario):
         after = ring_to_seen(replace(scenario, nic=nic))
         moved = {name: after[name] - before[name] for name in before if after[name] != before[name]}
         assert moved == segments
+
+
+# The loopback ---------------------------------------------------------------------------------
+
+#: Median of three repeats of log 20, in us.
+PUBLISHED = {
+    ("inline", "on"): 2.67,
+    ("inline", "off"): 3.71,
+    ("host", "on"): 3.60,
+    ("GPU", "on"): 4.12,
+    ("host", "off"): 4.58,
+    ("GPU", "off"): 5.13,
+}
+PREDICTED = [("host", "off"), ("GPU", "off")]
+RATES = {("host", "host"): 22068.55, ("gpu", "gpu"): 14943.50, ("gpu", "host"): 20509.47}
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (DOCS / f"calibration-{LOOPBACK}.md").read_text()
+
+
+def loopback():
+    return loads(SCENARIO.replace(PRESET, LOOPBACK))
+
+
+def test_four_cells_are_met_and_two_predicted(page):
+    rows = re.findall(
+        r"^\| (\w+) \| (on|off) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (.*) \|$", page, re.M
+    )
+    cells = loopback_cells(loopback())
+    assert [(row[0], row[1]) for row in rows] == list(PUBLISHED)
+    for payload, push, published, model, ratio, said in rows:
+        cell = payload, push
+        assert float(published) == PUBLISHED[cell]
+        assert model == f"{cells[cell] / 1000:.3f}"
+        assert ratio == f"{cells[cell] / 1000 / PUBLISHED[cell]:.3f}"
+        assert ("predicted" in said) == (cell in PREDICTED)
+        assert float(ratio) == pytest.approx(1, abs=0.03 if cell in PREDICTED else 0.002)
+
+
+def test_loopback_latencies_add_up_from_the_constants(page):
+    pcie, memory, nic = (
+        {key: c.value for key, c in load_preset(LOOPBACK).constants[table].items()}
+        for table in ("pcie", "memory", "nic")
+    )
+    host_read, gpu_read = memory["host_read_ns"], memory["gpu_read_ns"]
+    across = 2 * (pcie["nic_ns"] + pcie["socket_ns"])
+    assert pcie["socket_ns"] == (830 - 704) / 2
+    assert constants_only(loopback()).read("gpu", "host", 0, 8)[1].total == 704
+    # Of the pipeline, serialisation and push the rest of each: a few cycles.
+    assert across + host_read == pytest.approx(1040, abs=8)
+    assert across + host_read - nic["tx_ns"] == pytest.approx(930, abs=8)
+    assert across + 2 * pcie["gpu_ns"] + gpu_read - nic["tx_ns"] == pytest.approx(1450, abs=8)
+    for words in (f"g = {pcie['gpu_ns']}", f"H = {host_read}", f"n = {pcie['nic_ns']}"):
+        assert words in page
+    assert f"2 (n + s) = {across}" in page
+    assert f"five equal shares of {nic['rx_ns']} ns" in page
+
+
+def test_loopback_rates_are_what_the_page_says(page):
+    rows = re.findall(r"^\| (\w+) to (\w+) \| (\d+) \| (\d+) \| ([\d.]+) \| (.*) \|$", page, re.M)
+    assert [(row[0].lower(), row[1].lower()) for row in rows] == list(RATES)
+    for (source, target), row in zip(RATES, rows, strict=True):
+        loaded = loads(
+            SCENARIO.replace(PRESET, LOOPBACK)
+            .replace('["gda_minimal", "ibrc"]', '["verbs"]')
+            .replace("size = 8", "size = 65536")
+            + f'memory = "{source}"\nremote_memory = "{target}"\nwindow = 64\n'
+        )
+        (group,) = loaded.plan.groups
+        limits = ceilings(loaded, "verbs", group)
+        mops = min(
+            limits[link] for link in ("wire", "pcie_nic", "pcie_host", "pcie_gpu") if link in limits
+        )
+        model = mops * 1e6 * 65536 / 2**20
+        published = RATES[source, target]
+        assert (row[2], row[3]) == (f"{published:.0f}", f"{model:.0f}")
+        assert row[4] == f"{model / published:.3f}"
+        assert ("predicted" in row[5]) == ((source, target) == ("gpu", "host"))

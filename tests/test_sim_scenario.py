@@ -26,6 +26,7 @@ kind = "put"
 size = 8
 count = 4
 """
+ONE_NODE = "[nodes]\ncount = 1\n"
 SHIPPED = sorted((Path(__file__).parent.parent / "scenarios").glob("*.toml"))
 
 
@@ -88,6 +89,19 @@ def test_structure_hash_follows_structure_and_timing_hash_the_rest():
     assert {s.timing_hash for s in same} == {base.timing_hash}
 
 
+def test_one_node_is_wired_to_itself():
+    scenario = loads(HEAD + ONE_NODE + PUT + "qps = 40\nproducers = 40\n")
+    assert scenario.nodes.wire == ((0, 0), (0, 1)) and scenario.structure.ports == 2
+    assert {(m.node, m.peer) for m in scenario.plan.messages} == {(0, 0)}
+    ends = [end for c in scenario.plan.connections for end in c.ends]
+    assert len(ends) == 80 <= scenario.structure.qps
+    assert sorted(context for _, context, _ in ends) == list(range(80))
+    assert [port for _, _, port in ends] == [0, 1] * 40
+    # The same workload of two nodes has one port each.
+    assert loads(HEAD + PUT).structure.ports == 1
+    assert {c.ends[1][2] for c in loads(HEAD + PUT).plan.connections} == {0}
+
+
 def test_timing_words_carry_the_faults_of_their_node():
     scenario = loads(
         HEAD + PUT + '[[fault]]\nkind = "drop"\npacket = "ack"\nfrom = 1\ncount = -1\n'
@@ -131,7 +145,7 @@ REFUSED = [
     (PUT + '[gpu]\nqueues = "host"\n', "gpu.queues", 'allowed "gpu"'),
     (PUT + "[proxy]\nring_bytes = 100\n", "proxy.ring_bytes", "powers of two"),
     (PUT + "[proxy]\nwarm = 1\n", "proxy.warm", "true or false"),
-    (PUT + "[nodes]\ncount = 3\n", "nodes.count", "allowed 2"),
+    (PUT + "[nodes]\ncount = 3\n", "nodes.count", "allowed 1, 2"),
     (PUT + "[switch]\nports = 3\n", "switch", "unknown key"),
     (PUT + "[check]\nwatchdog_us = 0\n", "check.watchdog_us", "allowed 1 to"),
     ("nic = 3\n" + PUT, "nic", "allowed a table [nic]"),
@@ -148,6 +162,18 @@ REFUSED = [
     (PUT + "batch = 4\n", "workload.0.batch", "the window"),
     (PUT + "peer = 0\n", "workload.0.peer", "any node but 0"),
     (PUT + "peer = 2\n", "workload.0.peer", "allowed 0 to 1"),
+    (ONE_NODE + PUT + "peer = 1\n", "workload.0.peer", "allowed 0 to 0"),
+    (ONE_NODE + PUT + "node = 1\n", "workload.0.node", "allowed 0 to 0"),
+    (PUT + '[[op]]\nverb = "write"\nsize = 8\npeer = 0\n', "op.0.peer", "any node but 0"),
+    (
+        ONE_NODE + '[[op]]\nsize = 64\nremote_region = "send"\nremote_offset = 63\n',
+        "op.0.remote_offset",
+        "outside of what is read, 0 to 63",
+    ),
+    (PUT + '[[fault]]\nkind = "drop"\nfrom = 0\nport = 1\n', "fault.0.port", "allowed 0"),
+    (PUT + "[pcie]\nto_gpu_gbps = 0.5\n", "pcie.to_gpu_gbps", "allowed 1 to 454.8"),
+    (PUT + "[pcie]\nto_gpu_gbps = 455\n", "pcie.to_gpu_gbps", "allowed 1 to 454.8"),
+    (PUT + "[pcie]\nsocket_ns = -1\n", "pcie.socket_ns", "allowed 0 to"),
     (PUT + 'region = "x"\n', "workload.0.region", 'allowed "send", "recv"'),
     (PUT + "window = 64\nbatch = 32\n[nic]\nsq_depth = 16\n", "workload.0.batch", "sq_depth is 16"),
     ('[[op]]\nverb = "read"\nsize = 8\n', "op.0.verb", 'allowed "write"'),

@@ -241,12 +241,13 @@ def test_link_over_rate():
     ) and "nic_up" in violation["text"]
 
 
-def test_wire_over_rate():
+def burst(gap, *ports):
+    """A good log, and 60 packets of 242 B, which take 9.7 cycles each, by some ports in turn."""
     log = good_log()
-    for number in range(30):
+    for number in range(60):
         log.add(
             EventKind.TX_FIRST,
-            90_000 + number * 2,
+            90_000 + number * gap,
             0,
             dest_qp=9,
             psn=number,
@@ -256,8 +257,20 @@ def test_wire_over_rate():
             length=200,
             wire_bytes=242,
             dest=1,
+            port=ports[number % len(ports)],
         )
-    assert kinds(log) == ["link_over_rate"]
+    return log
+
+
+def test_wire_over_rate():
+    assert kinds(burst(10, 0)) == []
+    assert kinds(burst(5, 0)) == ["link_over_rate"]
+
+
+def test_each_wire_port_has_its_own_rate():
+    assert kinds(burst(5, 0, 1)) == []
+    (violation,) = verdict(burst(5, 1)).violations
+    assert violation["text"].startswith("wire of port 1 of node 0")
 
 
 def test_hang_is_a_violation_with_its_report():
