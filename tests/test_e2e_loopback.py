@@ -116,11 +116,11 @@ def test_log_is_the_same_without_skipping_and_without_python(path, loopback, tmp
 
 def test_tiny_buffers_close_no_circle(tmp_path):
     """What is read, sent, received and written shares every buffer of the node."""
-    work = {"kind": "put", "size": [130, 2500], "producers": 8, "qps": 4, "window": 4, "count": 40}
+    work = {"kind": "put", "size": [130, 1500], "producers": 8, "qps": 4, "window": 4, "count": 16}
     run(
         toml(
             preset=PRESET,
-            paths=["gda_minimal", "ibrc", "verbs"],
+            paths=["gda_minimal", "verbs"],
             pcie={
                 "mps_bytes": 64,
                 "mrrs_bytes": 4096,
