@@ -44,12 +44,16 @@ public:
         const u64 start = std::max(next_, first_);
         if (start < now && start <= last_) write(start);
         next_ = now + 1;
-        if (now > last_) close();
+        if (now <= last_) return;
+        // The file ends where the window does, though nothing may have changed for long.
+        if (started() && written_ < last_) write(last_);
+        close();
     }
     // The state of `cycle`. The file is made by the first.
     void write(u64 cycle) {
         if (!file_.isOpen()) file_.open(path_.c_str());
         file_.dump(cycle);
+        written_ = cycle;
     }
     void close() {
         if (file_.isOpen()) file_.close();
@@ -63,6 +67,7 @@ private:
     std::string path_;
     u64 first_, last_;
     u64 next_ = 0;
+    u64 written_ = 0;
     bool done_ = false;
 };
 #endif
