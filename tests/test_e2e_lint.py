@@ -17,5 +17,5 @@ def test_lint_finds_a_warning():
         build.lint(latch)
 
 
-def test_a_node_with_1024_qps_elaborates_and_lints():
-    build.lint(to_verilog(Node(Structure(qps=1024)), "node"))
+def test_a_node_with_1024_qps_and_two_ports_elaborates_and_lints():
+    build.lint(to_verilog(Node(Structure(qps=1024, ports=2)), "node"))
