@@ -16,6 +16,8 @@ import pytest
 from hw.config import Structure
 from sim.run import binary_for
 
+#: (Known to pytest already where the package is installed; under the same name, so only once.)
+pytest_plugins = ["sim.vectors_option"]
 #: Options on which the outcome of a test depends: they are part of its replay.
 REPLAYED = ("--seed", "--vectors")
 #: Where vectors lie beside a checkout.
@@ -73,11 +75,6 @@ def _base_seed(text):
 
 def pytest_addoption(parser):
     parser.addoption("--seed", type=_base_seed, default=1, help="base of the tests' seeds")
-    parser.addoption(
-        "--vectors",
-        metavar="DIR",
-        help="directory of vectors for the conformance tests (docs/conformance.md)",
-    )
 
 
 def seed_of(base, test):

@@ -24,6 +24,8 @@ from sim import wqe
 
 COMMON = {"qpn": "0xabcd", "laddr": "0x7f1122334400", "lkey": "0x112233"}
 COMMON |= {"raddr": "0x7fab12345600", "rkey": "0x445566", "sq": "64 WQEBB ring"}
+COLLAPSED = {"cons_idx": 1, "prod_idx": 1, "cqe_wqe_counter": 0, "cqe_opcode": 0}
+COLLAPSED |= {"done": 1, "new_cons_idx": 1, "status": 0}
 HEAD = {"qpn": 0xABCD, "raddr": 0x7FAB12345600, "rkey": 0x445566, "signaled": True}
 
 
@@ -244,17 +246,27 @@ def test_directory_without_vectors_is_refused(tmp_path):
 def test_command_fails_and_says_why(tmp_path, files, told, model):
     for name, text in files.items():
         put(tmp_path, text, name)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "conformance", "-p", "no:cacheprovider"]
-    ended = subprocess.run(
-        [*command, "--vectors", str(tmp_path), "tests/test_conformance.py"],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = pytest_of("--vectors", tmp_path, "tests/test_conformance.py")
     assert ended.returncode == 1
     assert told in ended.stdout
+
+
+@pytest.mark.slow
+def test_command_needs_no_file_and_finds_its_configuration(tmp_path, model):
+    """As in a checkout that `make` set up: there pytest knows the option from the start."""
+    put(tmp_path, content({"wait_idx": 1, "ncqes": 64} | COLLAPSED))
+    ended = pytest_of("-p", "sim.vectors_option", "--vectors", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    assert "some_stack" in ended.stdout and "1 passed" in ended.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def pytest_of(*words):
+    """Run the conformance tests, with some words more on the command line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "conformance", *map(str, words)]
+    return subprocess.run(
+        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False
+    )
 
 
 # A machine that is wrong cannot pass --------------------------------------------------------------
