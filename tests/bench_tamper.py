@@ -3,6 +3,7 @@
 import ctypes
 
 import sim.bench
+import sim.site
 from sim import addresses
 from sim.agents.queue import SendQueue
 
@@ -68,7 +69,7 @@ def _choose():
     from sim.scenario import load
 
     if load(Job.load(".").scenario).name == "early":
-        sim.bench.SendQueue = Early
+        sim.site.SendQueue = Early
 
 
 _choose()
