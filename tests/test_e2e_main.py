@@ -22,6 +22,8 @@ from sim.timeline import LANDMARKS
 
 BOTH = ("gda_minimal", "ibrc")
 ALL = tuple(PATHS)
+#: Paths that read a ring of CQEs.
+RINGS = tuple(path for path in ALL if path != "ibgda")
 MAIN = SCENARIOS / "main-job.toml"
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -208,6 +210,7 @@ VARIANTS = {
     },
     "odd places": {"workload": [puts(), puts(node=1, peer=0, offset=62, remote_offset=33)]},
     "tiny rings, CQ of CQEs, small packets": {
+        "paths": RINGS,
         "gpu": {"inline_max_bytes": 0},
         "cpu": {"bf": False},
         "proxy": {"ring_bytes": 256, "request_batch_max": 3, "complete_every_bytes": 64},
@@ -217,6 +220,7 @@ VARIANTS = {
         "workload": [puts(window=12, count=24, producers=1, qps=1)],
     },
     "inlined over several blocks, across the ring's end": {
+        "paths": RINGS,
         "gpu": {"inline_max_bytes": 972},
         "pcie": {"mps_bytes": 512, "mrrs_bytes": 4096},
         "nic": {"sq_depth": 16, "cq": "ring", "cq_depth": 16, "mtu_bytes": 512},
@@ -225,6 +229,7 @@ VARIANTS = {
         ],
     },
     "unsignalled, in batches": {
+        "gpu": {"num_requests_in_batch": 4},
         "nic": {"sq_depth": 8, "mtu_bytes": 1024, "ack_every_packet": 1},
         "pcie": {"mps_bytes": 512, "mrrs_bytes": 4096},
         "proxy": {"warm": True, "complete_every_bytes": 32},
@@ -315,7 +320,8 @@ def test_explicit_operations_of_a_qp_act_in_order(tmp_path):
         }
         for index, size in enumerate([5000, 8, 4097, 28, 29, 300, 1, 2, 4096, 64, 65, 900])
     ]  # fmt: skip
-    found = run(toml(paths=ALL, op=ops, nic={"sq_depth": 4, "mtu_bytes": 512}), tmp_path)
+    rings = {"gpu": {"num_requests_in_batch": 4}, "nic": {"sq_depth": 4, "mtu_bytes": 512}}
+    found = run(toml(paths=ALL, op=ops, **rings), tmp_path)
     found.must_pass()
     for path in ALL:
         rows = found.table(path)

@@ -198,15 +198,15 @@ def reference(writes, qpns):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mixture_of_pieces_is_as_in_the_plain_version(seed):
-    random = Random(seed)
+    rng = Random(seed)
     qpns, streams = (QPN, OTHER, 0x4), []
     for qpn, page in zip((*qpns, 0x77), (PAGE, PAGE + 0x1000, PAGE + 0x2000, PAGE), strict=True):
         stream = []
         for index in range(8):
-            size = random.choice([12, 60, 140, 220, 240])
-            raw = write_wqe(inline_segment(random.randbytes(size)), index=index, qpn=qpn)
-            offset = random.choice([0x800, 0x900])
-            kind = random.randrange(5)
+            size = rng.choice([12, 60, 140, 220, 240])
+            raw = write_wqe(inline_segment(rng.randbytes(size)), index=index, qpn=qpn)
+            offset = rng.choice([0x800, 0x900])
+            kind = rng.randrange(5)
             if kind == 0:
                 stream.append((page, offset, raw[:8]))
             elif kind == 1:
@@ -214,16 +214,16 @@ def test_any_mixture_of_pieces_is_as_in_the_plain_version(seed):
             else:
                 pieces = [(page, offset + at, raw[at : at + 64]) for at in range(0, len(raw), 64)]
                 if kind == 2:
-                    del pieces[random.randrange(len(pieces))]
+                    del pieces[rng.randrange(len(pieces))]
                 if kind == 3:
-                    pieces.insert(random.randrange(len(pieces)), (page, 0x20, raw[:8]))
+                    pieces.insert(rng.randrange(len(pieces)), (page, 0x20, raw[:8]))
                 stream += pieces
         streams.append(stream)
     writes = []
     while any(streams):
-        stream = random.choice([stream for stream in streams if stream])
+        stream = rng.choice([stream for stream in streams if stream])
         # Mostly in one piece, so that both ends are common.
-        for _ in range(random.choice([1, 2, 9])):
+        for _ in range(rng.choice([1, 2, 9])):
             if stream:
                 writes.append(stream.pop(0))
     rig = doorbell_rig(qpns=qpns, wait=2000, stall=0.2, idle=0.2, seed=seed)
