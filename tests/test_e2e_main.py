@@ -320,8 +320,8 @@ def test_explicit_operations_of_a_qp_act_in_order(tmp_path):
         }
         for index, size in enumerate([5000, 8, 4097, 28, 29, 300, 1, 2, 4096, 64, 65, 900])
     ]  # fmt: skip
-    rings = {"gpu": {"num_requests_in_batch": 4}, "nic": {"sq_depth": 4, "mtu_bytes": 512}}
-    found = run(toml(paths=ALL, op=ops, **rings), tmp_path)
+    gpu, nic = {"num_requests_in_batch": 4}, {"sq_depth": 4, "mtu_bytes": 512}
+    found = run(toml(paths=ALL, op=ops, gpu=gpu, nic=nic), tmp_path)
     found.must_pass()
     for path in ALL:
         rows = found.table(path)
