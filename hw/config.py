@@ -12,11 +12,14 @@ from amaranth.hdl import ShapeCastable
 from amaranth.lib import data
 
 __all__ = [
+    "ACK_UNIT_NS",
     "BYTE_FRACTION",
     "CLOCK_MHZ",
     "FAULT_SLOTS",
     "ITEM_FRACTION",
     "MAX_DELAY_NS",
+    "RNR_UNIT_NS",
+    "TIMER_FRACTION",
     "ConfigError",
     "FaultSlot",
     "FaultTiming",
@@ -34,6 +37,7 @@ __all__ = [
     "byte_interval",
     "cycles",
     "item_interval",
+    "timer_unit",
     "timing_words",
 ]
 
@@ -44,6 +48,10 @@ CLOCK_MHZ = 1000
 MAX_DELAY_NS = 1000
 #: Fraction bits of a cost in cycles per byte.
 BYTE_FRACTION = 24
+#: Fraction bits of the units of the timers.
+TIMER_FRACTION = 8
+#: Unit of the ACK timeout, which is multiplied by 2^t, and of the waits after an RNR NAK.
+ACK_UNIT_NS, RNR_UNIT_NS = 4096, 10_000
 #: Fraction bits of a cost in cycles per item (260 M/s is 3.846 cycles).
 ITEM_FRACTION = 8
 
@@ -89,6 +97,11 @@ def byte_interval(gbps):
 def item_interval(millions_per_s):
     """Items per second (in millions) to cycles per item, fixed point; 0 means no limit."""
     return round(CLOCK_MHZ / millions_per_s * (1 << ITEM_FRACTION)) if millions_per_s else 0
+
+
+def timer_unit(ns):
+    """A unit of time in cycles, fixed point with `TIMER_FRACTION` bits."""
+    return round(ns * CLOCK_MHZ / 1000 * (1 << TIMER_FRACTION))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +284,8 @@ class NicConfig:
     mtu_bytes: int = 4096
     #: 1: AckReq on every packet; 0: on the last packet of a message.
     ack_every_packet: int = 0
+    #: Factor on the ACK timeout and the RNR waits, so that a short run sees them.
+    timer_scale: float = 1.0
 
     def __post_init__(self):
         for name in ("doorbell_ns", "wqe_ns", "tx_ns", "rx_ns", "cqe_ns"):
@@ -287,6 +302,7 @@ class NicConfig:
         _within(self, "payload_tags", 1, 512)
         _power_of_two(self, "mtu_bytes", 256, 4096)
         _within(self, "ack_every_packet", 0, 1)
+        _within(self, "timer_scale", 0.0001, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,6 +386,9 @@ class NicTiming(data.Struct):
     payload_tags: 10
     push_wait: 16
     ack_every_packet: 1
+    #: Cycles, `TIMER_FRACTION` fraction bits.
+    ack_unit: 21
+    rnr_unit: 22
 
 
 class WireTiming(data.Struct):
@@ -540,6 +559,8 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
                 "payload_tags": nic.payload_tags,
                 "push_wait": cycles(nic.push_wait_ns),
                 "ack_every_packet": nic.ack_every_packet,
+                "ack_unit": timer_unit(ACK_UNIT_NS * nic.timer_scale),
+                "rnr_unit": timer_unit(RNR_UNIT_NS * nic.timer_scale),
             },
             "wire": {
                 "byte_interval": byte_interval(wire.gbps),

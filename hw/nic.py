@@ -133,6 +133,7 @@ class Nic(wiring.Component):
         connect(m, self.gather.requests, self.payload_read.requests)
         connect(m, self.payload_read.lines, self.gather.lines)
         connect(m, self.wq_engine.ops, self.requester.ops)
+        wiring.connect(m, self.requester.recovery, self.wq_engine.recovery)
         connect(m, self.gather.payload, self.requester.payload)
         self._to_wires(m, self.requester.packets, [wire.requests for wire in self.wires])
 

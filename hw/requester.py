@@ -6,14 +6,22 @@ from amaranth.lib.wiring import In, Out
 
 from .config import NicTiming
 from .formats.context import TxContext
-from .formats.events import AckReceived, Dropped, EventKind, Retired
+from .formats.events import (
+    AckReceived,
+    Dropped,
+    EventKind,
+    QpStateChanged,
+    Retired,
+    Retransmitted,
+)
 from .formats.op import Completion, Op, Retirement
 from .formats.roce import Reth, WireBeat
 from .lib.align import Line
-from .lib.delay import NEVER, NOW_BITS, DelayLine
+from .lib.delay import NEVER, NOW_BITS, DelayLine, earliest
 from .lib.stream import connect
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
+from .recovery import RecoveryPort
 from .retirer import Retirer
 from .segmenter import Packet, Segmenter
 
@@ -27,9 +35,12 @@ class Requester(wiring.Component):
     """Sends RDMA WRITEs as packets and retires WQEs, per QP in order, when they are acknowledged.
 
     NOPs and operations with a status send nothing; they retire when all earlier ones of their QP
-    have. An ACK acknowledges every PSN up to its own. NAKs are reported as dropped and change
-    nothing: the wire is lossless; recovery is a later capability, for which each outstanding WQE
-    keeps its last PSN and each QP the oldest unacknowledged one.
+    have. An ACK acknowledges every PSN up to its own, a NAK those before it. After a sequence NAK,
+    a timeout, or the wait that an RNR NAK asked for, the QP sends again from its oldest
+    unacknowledged packet, by executing its WQEs again (decision 9). Where the peer refuses an
+    operation, or after too many retries, the oldest WQE ends with a status and the QP is in error:
+    all others end as flushed. So it is behind an operation that has a status. No QP is touched by
+    what happens to another.
 
     Parameters
     ----------
@@ -46,7 +57,8 @@ class Requester(wiring.Component):
     acks : In(stream of `WireBeat`)
         ACK packets, after the receive delay.
     config : In(ConfigPort)
-        Table.TX sets the next PSN; nothing is outstanding then.
+        Table.TX sets the next PSN and ends any error; nothing is outstanding then. The QP must have
+        retired everything that was rung.
     tx : Out(ContextPort(TxContext))
     packets : Out(stream of `WireBeat`)
         One beat as soon as its line is there. `bth` and `ext` are the same in all beats of a
@@ -56,14 +68,14 @@ class Requester(wiring.Component):
     retired : Out
         `valid` for one cycle with each retired WQE, `payload: Retirement`.
     timing : In(NicTiming)
-        `tx` and `ack_every_packet` are used.
+        `tx`, `ack_every_packet`, `ack_unit` and `rnr_unit` are used.
+    recovery : Out(RecoveryPort)
     now : In
     quiet, due : Out
-    on_ack_received, on_retired : Out(Probe)
+    on_ack_received, on_retired, on_retransmitted, on_qp_state : Out(Probe)
     on_dropped : Out(Probe)
-        PACKET_UNKNOWN_QP; ACK_UNEXPECTED for an ACK of a PSN that is not outstanding; PACKET_OPCODE
-        for a NAK. `qp` is the low bits of the QPN, `info` the PSN in bits 23:0 and the syndrome in
-        31:24.
+        An ACK that changes nothing, see `AckChecker`. `qp` is the low bits of the QPN, `info` the
+        PSN in bits 23:0 and the syndrome in 31:24.
 
     Timing
     ------
@@ -88,12 +100,15 @@ class Requester(wiring.Component):
                 "completions": Out(stream.Signature(Completion)),
                 "retired": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
                 "timing": In(NicTiming),
+                "recovery": Out(RecoveryPort()),
                 "now": In(NOW_BITS),
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
                 "on_ack_received": Out(Probe(EventKind.ACK_RECEIVED, AckReceived)),
                 "on_retired": Out(Probe(EventKind.RETIRED, Retired)),
                 "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_retransmitted": Out(Probe(EventKind.RETRANSMITTED, Retransmitted)),
+                "on_qp_state": Out(Probe(EventKind.QP_STATE, QpStateChanged)),
             }
         )
 
@@ -107,36 +122,74 @@ class Requester(wiring.Component):
         connect(m, wiring.flipped(self.ops), segmenter.ops)
         connect(m, segmenter.packets, delay.i)
         m.d.comb += [
-            segmenter.config.valid.eq(self.config.valid),
-            segmenter.config.payload.eq(self.config.payload),
             self.tx.address.eq(segmenter.tx.address),
             segmenter.tx.data.eq(self.tx.data),
             segmenter.ack_every_packet.eq(self.timing.ack_every_packet),
             segmenter.room.eq(retirer.room),
             retirer.started.valid.eq(segmenter.started.valid),
             retirer.started.payload.eq(segmenter.started.payload),
-            retirer.config.valid.eq(self.config.valid),
-            retirer.config.payload.eq(self.config.payload),
+            retirer.ask[0].eq(segmenter.started.payload.qp),
+            segmenter.failed.eq(retirer.failed[0]),
+            retirer.timing.eq(self.timing),
+            retirer.now.eq(self.now),
         ]
+        for block in (segmenter, retirer):
+            m.d.comb += [
+                block.config.valid.eq(self.config.valid),
+                block.config.payload.eq(self.config.payload),
+            ]
 
-        # Packets, after the transmit delay, join their payload.
+        # ACKs to retired WQEs.
+        connect(m, wiring.flipped(self.acks), retirer.acks)
+        connect(m, retirer.completions, wiring.flipped(self.completions))
+        for name in (
+            "retired",
+            "on_ack_received",
+            "on_retired",
+            "on_dropped",
+            "on_retransmitted",
+            "on_qp_state",
+        ):
+            inner, outer = getattr(retirer, name), getattr(self, name)
+            m.d.comb += [outer.valid.eq(inner.valid), outer.payload.eq(inner.payload)]
+
+        self._send(m, delay, retirer)
+        self._recover(m, segmenter, retirer)
+
+        # A packet that waits for its payload waits for the outside.
+        m.d.comb += [
+            self.quiet.eq(~self._moves & ~segmenter.busy & ~retirer.busy),
+            self.due.eq(earliest(m, [Mux(delay.o.valid, NEVER, delay.due), retirer.due])),
+        ]
+        return m
+
+    def _send(self, m, delay, retirer):
+        """Packets, after the transmit delay, join their payload; the silent ones drop it."""
         packet, beat = delay.o.payload, self.packets.payload
-        empty, fresh = Signal(), Signal(init=1)
+        empty, fresh, last = Signal(), Signal(init=1), Signal()
+        self._moves, sends, taken = Signal(), Signal(), Signal()
         reth = Signal(Reth)
         m.d.comb += [
             delay.now.eq(self.now),
             delay.latency.eq(self.timing.tx),
             empty.eq(packet.length == 0),
-            self.packets.valid.eq(delay.o.valid & (empty | self.payload.valid)),
-            self.payload.ready.eq(delay.o.valid & ~empty & self.packets.ready),
-            delay.o.ready.eq(self.packets.valid & self.packets.ready & beat.last),
+            last.eq(empty | self.payload.payload.last),
+            self._moves.eq(delay.o.valid & (empty | self.payload.valid)),
+            self.packets.valid.eq(self._moves & ~packet.silent),
+            sends.eq(self.packets.valid & self.packets.ready),
+            taken.eq(sends | (self._moves & packet.silent)),
+            self.payload.ready.eq(delay.o.valid & ~empty & (self.packets.ready | packet.silent)),
+            delay.o.ready.eq(taken & last),
+            retirer.sent.valid.eq(sends & last),
+            retirer.sent.qp.eq(packet.qp),
+            retirer.sent.psn.eq(packet.psn),
             reth.va.eq(packet.va),
             reth.rkey.eq(packet.rkey),
             reth.length.eq(packet.message_length),
             beat.data.eq(Mux(empty, 0, self.payload.payload.data)),
             beat.count.eq(Mux(empty, 0, self.payload.payload.count)),
             beat.first.eq(fresh),
-            beat.last.eq(empty | self.payload.payload.last),
+            beat.last.eq(last),
             beat.bth.opcode.eq(packet.opcode),
             beat.bth.solicited.eq(packet.solicited),
             beat.bth.pad.eq(-packet.length),
@@ -151,19 +204,24 @@ class Requester(wiring.Component):
             beat.qp.eq(packet.qp),
             beat.wqe_index.eq(packet.wqe_index),
         ]
-        with m.If(self.packets.valid & self.packets.ready):
-            m.d.sync += fresh.eq(beat.last)
+        with m.If(sends):
+            m.d.sync += fresh.eq(last)
 
-        # ACKs to retired WQEs.
-        connect(m, wiring.flipped(self.acks), retirer.acks)
-        connect(m, retirer.completions, wiring.flipped(self.completions))
-        for name in ("retired", "on_ack_received", "on_retired", "on_dropped"):
-            inner, outer = getattr(retirer, name), getattr(self, name)
-            m.d.comb += [outer.valid.eq(inner.valid), outer.payload.eq(inner.payload)]
-
-        # A packet that waits for its payload waits for the outside.
+    def _recover(self, m, segmenter, retirer):
+        """A QP that starts again: its WQEs are fetched again, and its PSNs counted again."""
+        port = self.recovery
         m.d.comb += [
-            self.quiet.eq(~self.packets.valid & ~segmenter.busy & ~retirer.busy),
-            self.due.eq(Mux(delay.o.valid, NEVER, delay.due)),
+            port.hold.valid.eq(retirer.hold.valid),
+            port.hold.qp.eq(retirer.hold.qp),
+            port.resume.valid.eq(retirer.resume.valid),
+            port.resume.payload.eq(retirer.resume.payload),
+            port.finished.valid.eq(segmenter.finished.valid),
+            port.finished.payload.eq(segmenter.finished.payload),
+            port.draining_qp.eq(retirer.draining_qp),
+            retirer.drained.eq(port.drained),
+            retirer.ask[1].eq(port.asked_qp),
+            port.failed.eq(retirer.failed[1]),
+            segmenter.restart.valid.eq(retirer.resume.valid & retirer.resume.payload.again),
+            segmenter.restart.qp.eq(retirer.resume.payload.qp),
+            segmenter.restart.psn.eq(retirer.restart_psn),
         ]
-        return m

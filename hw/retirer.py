@@ -1,28 +1,43 @@
 """The list of WQEs that wait for their acknowledgement, and their retirement."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from .ack_checker import AckChecker, Identity
+from .ack_timers import AckTimers, TimerAction
+from .config import NicTiming
 from .formats.context import Table, TxContext
-from .formats.events import AckReceived, Dropped, DropReason, EventKind, Retired
-from .formats.op import Completion, Retirement, Status
-from .formats.roce import Aeth, RoceOpcode, WireBeat
+from .formats.events import (
+    AckReceived,
+    Dropped,
+    EventKind,
+    QpStateChanged,
+    Retired,
+    Retransmitted,
+)
+from .formats.op import Completion, Resume, Retirement, Status
+from .formats.roce import Aeth, WireBeat
+from .lib.delay import NOW_BITS
 from .lib.stream import Queue, connect
 from .lib.trace import Probe
+from .outstanding import OutstandingList
+from .psn_window import PsnWindow
 from .qp_context import ConfigPort
-from .segmenter import Outstanding, Started
+from .qp_state import QpStates
+from .qp_table import QpTable
+from .recovery import Recovery, Trigger
+from .segmenter import Started
 
 __all__ = ["Retirer"]
 
 
-class _Identity(data.Struct):
-    valid: 1
-    qpn: 24
-
-
 class Retirer(wiring.Component):
-    """Keeps the outstanding WQEs of all QPs, in order, and retires them as they are acknowledged.
+    """Keeps the outstanding WQEs of all QPs, in order, and retires them as they are acknowledged;
+    has a QP start again where packets are lost, and ends it in error where that does not help.
+
+    One thing is done at a time: a visit of a QP, or what starts one: a WQE for which no ACK will
+    come, a timer that ran out, a QP that may resume, or an ACK, in this order.
 
     Parameters
     ----------
@@ -35,15 +50,28 @@ class Retirer(wiring.Component):
         `valid` (only with `room`), `payload: Started`.
     room : Out(1)
         One more WQE fits for the QP in `started.payload.qp`.
+    sent : In(`valid`, `qp`, `psn`)
+        The last beat of a packet left.
     acks : In(stream of `WireBeat`)
     config : In(ConfigPort)
         Table.TX empties a QP and sets the oldest unacknowledged PSN. It takes the cycle.
     completions : Out(stream of `Completion`)
     retired : Out
         `valid`, `payload: Retirement`.
+    hold : Out(`valid`, `qp`)
+        A recovery begins.
+    draining_qp : Out(12), drained : In(1)
+        Whether everything fetched of that QP was started.
+    resume : Out(`valid`, `payload`: Resume), restart_psn : Out(24)
+        A recovery ends: the QP goes on, from that PSN if `again`.
+    ask : In(array of 12), failed : Out(array of 1)
+        Whether a QP is in error, for two readers.
+    timing : In(NicTiming)
+    now : In
     busy : Out(1)
         There is something to do in the next cycle.
-    on_ack_received, on_retired, on_dropped : Out(Probe)
+    due : Out
+    on_ack_received, on_retired, on_dropped, on_retransmitted, on_qp_state : Out(Probe)
 
     Timing
     ------
@@ -56,159 +84,334 @@ class Retirer(wiring.Component):
 
     def __init__(self, structure):
         self._structure = structure
+        pulse = wiring.Signature({"valid": Out(1), "qp": Out(12)})
         super().__init__(
             {
                 "started": In(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
                 "room": Out(1),
+                "sent": In(wiring.Signature({"valid": Out(1), "qp": Out(12), "psn": Out(24)})),
                 "acks": In(stream.Signature(WireBeat)),
                 "config": In(ConfigPort()),
                 "completions": Out(stream.Signature(Completion)),
                 "retired": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "hold": Out(pulse),
+                "draining_qp": Out(12),
+                "drained": In(1),
+                "resume": Out(wiring.Signature({"valid": Out(1), "payload": Out(Resume)})),
+                "restart_psn": Out(24),
+                "ask": In(12).array(2),
+                "failed": Out(1).array(2),
+                "timing": In(NicTiming),
+                "now": In(NOW_BITS),
                 "busy": Out(1),
+                "due": Out(NOW_BITS),
                 "on_ack_received": Out(Probe(EventKind.ACK_RECEIVED, AckReceived)),
                 "on_retired": Out(Probe(EventKind.RETIRED, Retired)),
                 "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_retransmitted": Out(Probe(EventKind.RETRANSMITTED, Retransmitted)),
+                "on_qp_state": Out(Probe(EventKind.QP_STATE, QpStateChanged)),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        qps, window = self._structure.qps, self._structure.window_blocks
-        qp_bits, index_bits = self._structure.qp_bits, (window - 1).bit_length()
-        # A ring per QP. Positions have one bit more than the index, to tell full from empty.
-        place = data.StructLayout({"tail": index_bits + 1, "end_psn": 24})
-        m.submodules.entries = entries = memory.Memory(
-            shape=Outstanding, depth=qps * window, init=[]
-        )
-        m.submodules.tails = tails = memory.Memory(shape=place, depth=qps, init=[])
-        m.submodules.heads = heads = memory.Memory(shape=index_bits + 1, depth=qps, init=[])
-        # The oldest unacknowledged PSN of each QP, and who the QP is.
-        m.submodules.unacknowledged = unacknowledged = memory.Memory(shape=24, depth=qps, init=[])
-        m.submodules.identities = identities = memory.Memory(shape=_Identity, depth=qps, init=[])
-        m.submodules.visits = visits = Queue(qp_bits, 16)
-        m.submodules.queue = queue = Queue(Completion, 16)
+        m.submodules.states = self._states = QpStates(self._structure, 5)
+        m.submodules.recovery = self._recovery = Recovery(self._structure, 3)
+        m.submodules.timers = self._timers = AckTimers(self._structure)
+        m.submodules.checker = self._checker = AckChecker()
+        m.submodules.wqes = self._list = OutstandingList(self._structure)
+        m.submodules.psns = self._psns = PsnWindow(self._structure)
+        m.submodules.visits = self._visits = Queue(self._structure.qp_bits, 16)
+        m.submodules.queue = self._completions = Queue(Completion, 16)
+        self._configure(m)
+        self._start(m)
+        self._visit(m)
+        self._choose(m)
+        self._fail(m)
+        self._resume(m)
+        self._time(m)
+        self._report(m)
+        return m
 
-        def read(store, address):
-            port = store.read_port(domain="comb")
-            m.d.comb += port.addr.eq(address)
-            return port.data
-
-        # Configuration.
-        configuring, configured = Signal(), Signal(qp_bits)
+    def _configure(self, m):
         context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
-        identity = identities.write_port()
+        self._configuring, identity = Signal(), Signal(Identity)
+        self._identities = QpTable(m, "identities", Identity, self._structure)
         m.d.comb += [
-            configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
-            configured.eq(self.config.payload.index),
-            identity.en.eq(configuring),
-            identity.addr.eq(configured),
-            identity.data.valid.eq(context.valid),
-            identity.data.qpn.eq(context.qpn),
+            self._configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            identity.valid.eq(context.valid),
+            identity.qpn.eq(context.qpn),
         ]
-
-        # A WQE starts: to the end of its QP's ring. One that sends nothing asks for a visit, since
-        # no ACK will come for it.
-        start, entry = self.started, self.started.payload.entry
-        start_qp = start.payload.qp[:qp_bits]
-        start_place, start_head = read(tails, start_qp), read(heads, start_qp)
-        new_entry, new_tail = entries.write_port(), tails.write_port()
-        m.d.comb += [
-            self.room.eq(((start_place.tail ^ start_head) != window) & visits.i.ready),
-            new_entry.en.eq(start.valid),
-            new_entry.addr.eq(Cat(start_place.tail[:index_bits], start_qp)),
-            new_entry.data.eq(entry),
-            new_tail.en.eq(start.valid | configuring),
-            new_tail.addr.eq(Mux(configuring, configured, start_qp)),
-            new_tail.data.tail.eq(Mux(configuring, 0, start_place.tail + 1)),
-            new_tail.data.end_psn.eq(Mux(configuring, context.start_psn, entry.last_psn + 1)),
-            visits.i.valid.eq(start.valid & ~entry.sends),
-            visits.i.payload.eq(start_qp),
-        ]
-
-        # A QP is visited: its oldest WQE retires if it is acknowledged or sends nothing, until
-        # there is none.
-        visiting, qp = Signal(), Signal(qp_bits)
-        head, tail = read(heads, qp), read(tails, qp).tail
-        oldest = read(entries, Cat(head[:index_bits], qp))
-        beyond = Signal(24)
-        ready, retires = Signal(), Signal()
-        new_head = heads.write_port()
-        m.d.comb += [
-            # PSNs acknowledged beyond its last, modulo 2^24.
-            beyond.eq(read(unacknowledged, qp) - 1 - oldest.last_psn),
-            ready.eq((head != tail) & (~oldest.sends | ~beyond[-1])),
-            retires.eq(visiting & ready & queue.i.ready & ~configuring),
-            new_head.en.eq(retires | configuring),
-            new_head.addr.eq(Mux(configuring, configured, qp)),
-            new_head.data.eq(Mux(configuring, 0, head + 1)),
-        ]
-
-        # An ACK (or a WQE that sends nothing) starts the next visit.
-        beat, aeth = self.acks.payload, data.View(Aeth, self.acks.payload.ext[:32])
-        ack_qp = beat.bth.dest_qp[:qp_bits]
-        known, base, end_psn = (
-            read(identities, ack_qp),
-            read(unacknowledged, ack_qp),
-            read(tails, ack_qp).end_psn,
-        )
-        known_qp, expected, positive, accepted = Signal(), Signal(), Signal(), Signal()
-        ahead, open_psns = Signal(24), Signal(24)
-        idle = Signal()
-        new_base = unacknowledged.write_port()
-        m.d.comb += [
-            idle.eq((~visiting | ~ready) & ~configuring),
-            visits.o.ready.eq(idle),
-            self.acks.ready.eq(idle & ~visits.o.valid),
-            known_qp.eq(known.valid & (known.qpn == beat.bth.dest_qp)),
-            positive.eq((beat.bth.opcode == RoceOpcode.ACK) & (aeth.syndrome[5:] == 0)),
-            ahead.eq(beat.bth.psn - base),
-            open_psns.eq(end_psn - base),
-            expected.eq(ahead < open_psns),
-            accepted.eq(self.acks.valid & self.acks.ready & known_qp & positive & expected),
-            new_base.en.eq(accepted | configuring),
-            new_base.addr.eq(Mux(configuring, configured, ack_qp)),
-            new_base.data.eq(Mux(configuring, context.start_psn, beat.bth.psn + 1)),
-        ]
-        with m.If(idle):
-            m.d.sync += [
-                visiting.eq(visits.o.valid | accepted),
-                qp.eq(Mux(visits.o.valid, visits.o.payload, ack_qp)),
+        self._identities.write(self.config.payload.index, identity, self._configuring)
+        for block in (self._list, self._psns, self._states, self._recovery, self._timers):
+            m.d.comb += [
+                block.config.valid.eq(self.config.valid),
+                block.config.payload.eq(self.config.payload),
             ]
 
-        # What a retired WQE tells.
+    def _start(self, m):
+        """A WQE starts: to the end of its QP's list. It asks for a visit if no ACK will come for
+        it: it sends nothing, or was acknowledged while it was fetched again.
+        """
+        start = self.started
+        for block in (self._list, self._psns):
+            m.d.comb += [
+                block.started.valid.eq(start.valid),
+                block.started.payload.eq(start.payload),
+            ]
         m.d.comb += [
-            self.retired.valid.eq(retires),
-            self.retired.payload.qp.eq(qp),
+            self.room.eq(self._list.room & self._visits.i.ready),
+            self._visits.i.valid.eq(
+                start.valid & (~start.payload.entry.sends | self._psns.started_before)
+            ),
+            self._visits.i.payload.eq(start.payload.qp),
+        ]
+
+    def _visit(self, m):
+        """A QP is visited: its oldest WQE retires if it is acknowledged, or sends nothing, or the
+        QP is in error, until there is none.
+        """
+        self._visiting, self._resuming, qp = Signal(), Signal(), Signal(12)
+        self._qp, self._ready, self._retires = qp, Signal(), Signal()
+        self._oldest, self._any, self._base = (
+            self._list.oldest,
+            self._list.any,
+            self._psns.visited_base,
+        )
+        self._visited_failed = self._states.failed[0]
+        # The status of the next WQE that is found in error.
+        self._errors = QpTable(m, "errors", Status, self._structure)
+        beyond, acknowledged = Signal(24), Signal()
+        self._status, error = Signal(Status), self._errors.read(qp)
+        self._takes_error = Signal()
+        m.d.comb += [
+            self._states.ask[0].eq(qp),
+            self._list.qp.eq(qp),
+            self._psns.visited_qp.eq(qp),
+            # PSNs acknowledged beyond its last, modulo 2^24.
+            beyond.eq(self._base - 1 - self._oldest.last_psn),
+            acknowledged.eq(~beyond[-1]),
+            self._ready.eq(self._any & (~self._oldest.sends | acknowledged | self._visited_failed)),
+            self._retires.eq(
+                self._visiting & self._ready & self._completions.i.ready & ~self._configuring
+            ),
+            self._status.eq(self._oldest.status),
+        ]
+        with m.If(self._visited_failed & ~((self._oldest.status == Status.SUCCESS) & acknowledged)):
+            m.d.comb += [
+                self._takes_error.eq(error != Status.SUCCESS),
+                self._status.eq(Mux(self._takes_error, error, Status.FLUSHED)),
+            ]
+        # A QP that resumes starts with an empty list.
+        self._resumes = Signal()
+        m.d.comb += [
+            self._resumes.eq(
+                self._visiting & self._resuming & ~self._ready & self.drained & ~self._configuring
+            ),
+            self._list.drop.eq(self._retires),
+            self._list.clear.eq(self._resumes),
+        ]
+
+    def _choose(self, m):
+        """What starts the next visit."""
+        recovery, timers, checker = self._recovery, self._timers, self._checker
+        visits, waiting, expired = self._visits.o, recovery.waiting, timers.expired
+        beat = self.acks.payload
+        ack_qp = Signal(12)
+        idle = Signal()
+        self._accepted, self._expires = Signal(), Signal()
+        enters, abandons = Signal(), Signal()
+        m.d.comb += [
+            ack_qp.eq(beat.bth.dest_qp[: self._structure.qp_bits]),
+            idle.eq((~self._visiting | (~self._ready & ~self._resuming)) & ~self._configuring),
+            visits.ready.eq(idle),
+            expired.ready.eq(idle & ~visits.valid),
+            self._expires.eq(expired.valid & expired.ready),
+            # Who may resume: a QP that is drained. One that was set up anew leaves the queue.
+            self.draining_qp.eq(waiting.payload),
+            recovery.ask[0].eq(waiting.payload),
+            abandons.eq(
+                idle & ~visits.valid & ~expired.valid & waiting.valid & ~recovery.recovering[0]
+            ),
+            enters.eq(
+                idle
+                & ~visits.valid
+                & ~expired.valid
+                & waiting.valid
+                & recovery.recovering[0]
+                & self.drained
+            ),
+            waiting.ready.eq(abandons | self._resumes),
+            self.acks.ready.eq(idle & ~visits.valid & ~expired.valid & ~abandons & ~enters),
+            checker.beat.eq(beat),
+            checker.identity.eq(self._identities.read(ack_qp)),
+            self._psns.ack_qp.eq(ack_qp),
+            checker.base.eq(self._psns.base),
+            checker.end.eq(self._psns.end),
+            self._states.ask[1].eq(ack_qp),
+            checker.failed.eq(self._states.failed[1]),
+            recovery.ask[1].eq(ack_qp),
+            checker.recovering.eq(recovery.recovering[1]),
+            self._accepted.eq(self.acks.valid & self.acks.ready & checker.good),
+            self._psns.acknowledge.valid.eq(self._accepted),
+            self._psns.acknowledge.psn.eq(checker.acknowledged),
+        ]
+        self._waiting_is_due = waiting.valid & (self.drained | ~recovery.recovering[0])
+        self._ack_qp = ack_qp
+        self._trigger_qp = Signal(12)
+        m.d.comb += self._trigger_qp.eq(Mux(self._expires, expired.payload.qp, ack_qp))
+        with m.If(self._resumes):
+            m.d.sync += [self._visiting.eq(0), self._resuming.eq(0)]
+        with m.Elif(idle):
+            m.d.sync += [
+                self._visiting.eq(visits.valid | self._expires | enters | self._accepted),
+                self._resuming.eq(enters),
+                self._qp.eq(
+                    Mux(
+                        visits.valid, visits.payload, Mux(enters, waiting.payload, self._trigger_qp)
+                    )
+                ),
+            ]
+
+    def _fail(self, m):
+        """Retries and errors: what an ACK or a timer sets off, and a WQE that retires in error."""
+        recovery, checker, expired = self._recovery, self._checker, self._timers.expired.payload
+        trigger, states = recovery.trigger, self._states
+        m.d.comb += [
+            # A timer has lost its sense where nothing is outstanding any more.
+            self._psns.expired_qp.eq(expired.qp),
+            trigger.valid.eq(
+                self._accepted | (self._expires & (expired.rnr | self._psns.expired_open))
+            ),
+            trigger.qp.eq(self._trigger_qp),
+            trigger.progress.eq(self._accepted & checker.progress),
+        ]
+        with m.If(self._expires):
+            m.d.comb += trigger.kind.eq(Mux(expired.rnr, Trigger.RNR_OVER, Trigger.TIMEOUT))
+        with m.Elif(checker.is_error):
+            m.d.comb += trigger.kind.eq(Trigger.FAILURE)
+        with m.Elif(checker.is_rnr):
+            m.d.comb += trigger.kind.eq(Trigger.RNR_NAK)
+        with m.Elif(checker.is_sequence):
+            m.d.comb += trigger.kind.eq(Trigger.SEQUENCE_NAK)
+
+        given_up, cause, own = Signal(), Signal(Status), Signal()
+        m.d.comb += [
+            given_up.eq(trigger.valid & (recovery.exhausted | (trigger.kind == Trigger.FAILURE))),
+            cause.eq(Status.TRANSPORT_RETRY_EXCEEDED),
+            own.eq(self._retires & ~self._visited_failed & (self._oldest.status != Status.SUCCESS)),
+            states.fails.valid.eq(given_up | own),
+            states.fails.qp.eq(Mux(own, self._qp, self._trigger_qp)),
+            states.fails.status.eq(Mux(own, self._oldest.status, cause)),
+        ]
+        with m.If(trigger.kind == Trigger.FAILURE):
+            m.d.comb += cause.eq(checker.status)
+        with m.Elif(trigger.kind == Trigger.RNR_NAK):
+            m.d.comb += cause.eq(Status.RNR_RETRY_EXCEEDED)
+        self._given_up = given_up
+        # The oldest WQE takes the cause; those behind it are flushed.
+        self._errors.write(self.config.payload.index, Status.SUCCESS, self._configuring)
+        self._errors.write(
+            Mux(given_up, self._trigger_qp, self._qp),
+            Mux(given_up, cause, Status.SUCCESS),
+            given_up | (self._retires & self._takes_error),
+        )
+
+    def _resume(self, m):
+        """A drained QP starts again at its oldest unacknowledged packet, if there is one."""
+        recovery, resume = self._recovery, self.resume.payload
+        recovery_ends = Signal()
+        m.d.comb += [
+            recovery_ends.eq(self._resumes & recovery.recovering[0]),
+            self.hold.valid.eq(recovery.hold.valid),
+            self.hold.qp.eq(recovery.hold.qp),
+            self.resume.valid.eq(recovery_ends),
+            resume.qp.eq(self._qp),
+            resume.again.eq(self._any),
+            resume.skip.eq(self._base - self._oldest.first_psn),
+            self.restart_psn.eq(self._base),
+        ]
+
+    def _time(self, m):
+        """The timer of a QP runs while a packet that left is not acknowledged."""
+        timers, checker = self._timers, self._checker
+        sent, psns = self.sent, self._psns
+        m.d.comb += [
+            psns.sent.valid.eq(sent.valid),
+            psns.sent.qp.eq(sent.qp),
+            psns.sent.psn.eq(sent.psn),
+            self._recovery.ask[2].eq(sent.qp),
+            self._states.ask[2].eq(sent.qp),
+            timers.begin.valid.eq(
+                sent.valid
+                & psns.sent_open
+                & ~self._recovery.recovering[2]
+                & ~self._states.failed[2]
+            ),
+            timers.begin.qp.eq(sent.qp),
+            timers.set.qp.eq(self._trigger_qp),
+            timers.set.code.eq(data.View(Aeth, self.acks.payload.ext[:32]).syndrome[:5]),
+            timers.set.valid.eq(
+                self._expires
+                # While it recovers, the timer rests or is that of an RNR wait.
+                | (self._accepted & ~(checker.is_ack & checker.recovering))
+            ),
+            timers.timing.eq(self.timing),
+            timers.now.eq(self.now),
+            self.due.eq(timers.due),
+        ]
+        with m.If(self._accepted & ~self._given_up):
+            with m.If(checker.is_rnr):
+                m.d.comb += timers.set.action.eq(TimerAction.RNR)
+            with m.Elif(checker.is_ack & psns.sent_beyond):
+                m.d.comb += timers.set.action.eq(TimerAction.ACK)
+        for reader in range(2):
+            m.d.comb += [
+                self._states.ask[3 + reader].eq(self.ask[reader]),
+                self.failed[reader].eq(self._states.failed[3 + reader]),
+            ]
+
+    def _report(self, m):
+        """What a retired WQE tells, and the events."""
+        queue, completion, oldest = self._completions, self._completions.i.payload, self._oldest
+        beat, aeth = self.acks.payload, data.View(Aeth, self.acks.payload.ext[:32])
+        m.d.comb += [
+            self.retired.valid.eq(self._retires),
+            self.retired.payload.qp.eq(self._qp),
             self.retired.payload.blocks.eq(oldest.blocks),
-            queue.i.valid.eq(retires & (oldest.signaled | (oldest.status != Status.SUCCESS))),
-            queue.i.payload.qp.eq(qp),
-            queue.i.payload.wqe_index.eq(oldest.wqe_index),
-            queue.i.payload.vendor_opcode.eq(oldest.vendor_opcode),
-            queue.i.payload.length.eq(oldest.length),
-            queue.i.payload.status.eq(oldest.status),
-            self.on_retired.valid.eq(retires),
-            self.on_retired.payload.qp.eq(qp),
+            queue.i.valid.eq(self._retires & (oldest.signaled | (self._status != Status.SUCCESS))),
+            completion.qp.eq(self._qp),
+            completion.wqe_index.eq(oldest.wqe_index),
+            completion.vendor_opcode.eq(oldest.vendor_opcode),
+            completion.length.eq(oldest.length),
+            completion.status.eq(self._status),
+            self.on_retired.valid.eq(self._retires),
+            self.on_retired.payload.qp.eq(self._qp),
             self.on_retired.payload.wqe_index.eq(oldest.wqe_index),
             self.on_retired.payload.blocks.eq(oldest.blocks),
             self.on_retired.payload.signaled.eq(oldest.signaled),
-            self.on_retired.payload.status.eq(oldest.status),
-        ]
-        connect(m, queue.o, self.completions)
-        m.d.comb += [
-            self.busy.eq(visiting | visits.o.valid | ~queue.empty),
-            self.on_ack_received.valid.eq(accepted),
-            self.on_ack_received.payload.qp.eq(ack_qp),
+            self.on_retired.payload.status.eq(self._status),
+            self.on_retransmitted.valid.eq(self.resume.valid & self.resume.payload.again),
+            self.on_retransmitted.payload.qp.eq(self._qp),
+            self.on_retransmitted.payload.psn.eq(self._base),
+            self.on_retransmitted.payload.wqe_index.eq(oldest.wqe_index),
+            self.on_retransmitted.payload.skip.eq(self.resume.payload.skip),
+            self.on_retransmitted.payload.reason.eq(self._recovery.reason),
+            self.on_ack_received.valid.eq(self._accepted),
+            self.on_ack_received.payload.qp.eq(self._ack_qp),
             self.on_ack_received.payload.psn.eq(beat.bth.psn),
             self.on_ack_received.payload.syndrome.eq(aeth.syndrome),
-            self.on_dropped.valid.eq(self.acks.valid & self.acks.ready & ~accepted),
-            self.on_dropped.payload.reason.eq(
-                Mux(
-                    ~known_qp,
-                    DropReason.PACKET_UNKNOWN_QP,
-                    Mux(~positive, DropReason.PACKET_OPCODE, DropReason.ACK_UNEXPECTED),
-                )
-            ),
+            self.on_dropped.valid.eq(self.acks.valid & self.acks.ready & ~self._checker.good),
+            self.on_dropped.payload.reason.eq(self._checker.reason),
             self.on_dropped.payload.qp.eq(beat.bth.dest_qp),
             self.on_dropped.payload.info.eq(Cat(beat.bth.psn, aeth.syndrome)),
+            self.busy.eq(
+                self._visiting
+                | self._visits.o.valid
+                | ~queue.empty
+                | self._timers.busy
+                | self._waiting_is_due
+            ),
         ]
-        return m
+        connect(m, queue.o, self.completions)
+        wiring.connect(m, self._states.on_qp_state, wiring.flipped(self.on_qp_state))

@@ -13,6 +13,7 @@ from .lib.delay import NOW_BITS, DelayLine, earliest
 from .lib.stream import connect
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
+from .recovery import RecoveryPort
 from .wq_scheduler import WqScheduler
 from .wqe_decoder import WqeDecoder
 from .wqe_intake import WqeBlock, WqeIntake
@@ -45,6 +46,8 @@ class WqEngine(wiring.Component):
     retired : In(`valid`, `payload`: Retirement)
         At most one per cycle; always taken.
     config : In(ConfigPort)
+    recovery : In(RecoveryPort)
+        A QP that is held is not fetched any more; one that resumes may start again.
     sq : Out(ContextPort(SqContext))
     requests : Out(stream of `ReadRequest`)
         Runs of whole blocks.
@@ -58,7 +61,7 @@ class WqEngine(wiring.Component):
     quiet : Out(1)
         Nothing changes before `due` unless an input arrives. Blocks may be under way, QPs may be
         parked.
-    due : Out on_ring_seen, on_fetch_requested, on_fetched, on_dropped, on_stall_window,
+    due : Out on_ring_seen, on_fetch_requested, on_fetched, on_dropped, on_busy, on_stall_window,
     on_stall_rate : Out(Probe)
         FETCHED is when the last block of a WQE came in, before the delay `wqe`.
 
@@ -78,6 +81,7 @@ class WqEngine(wiring.Component):
                 "lines": In(stream.Signature(ReadLine)),
                 "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
                 "config": In(ConfigPort()),
+                "recovery": In(RecoveryPort()),
                 "sq": Out(ContextPort(SqContext)),
                 "requests": Out(stream.Signature(ReadRequest)),
                 "ops": Out(stream.Signature(Op)),
@@ -90,6 +94,7 @@ class WqEngine(wiring.Component):
                 "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
                 "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
                 "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_busy": Out(Probe(EventKind.DROPPED, Dropped)),
                 "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
                 "on_stall_rate": Out(Probe(EventKind.STALL, Stall)),
             }
@@ -147,13 +152,42 @@ class WqEngine(wiring.Component):
             (scheduler, "on_ring_seen"),
             (scheduler, "on_fetch_requested"),
             (scheduler, "on_dropped"),
+            (scheduler, "on_busy"),
             (scheduler, "on_stall_window"),
             (intake, "on_fetched"),
             (decoder, "on_stall_rate"),
         ):
             wiring.connect(m, getattr(block, name), wiring.flipped(getattr(self, name)))
+        self._recover(m, scheduler, intake, decoder)
         m.d.comb += [
             self.quiet.eq(scheduler.quiet & delay.quiet & decoder.quiet),
             self.due.eq(earliest(m, [scheduler.due, delay.due])),
         ]
         return m
+
+    def _recover(self, m, scheduler, intake, decoder):
+        """Who takes part in a recovery: the scheduler holds and restarts, the intake forgets a part
+        of a WQE, the decoder skips what is acknowledged, and asks who is in error.
+        """
+        port = self.recovery
+        m.d.comb += [
+            scheduler.hold.valid.eq(port.hold.valid),
+            scheduler.hold.qp.eq(port.hold.qp),
+            scheduler.finished.valid.eq(port.finished.valid),
+            scheduler.finished.payload.eq(port.finished.payload),
+            scheduler.draining_qp.eq(port.draining_qp),
+            port.drained.eq(scheduler.drained),
+            intake.draining_qp.eq(port.draining_qp),
+            scheduler.draining_arrived.eq(intake.draining_arrived),
+            scheduler.whole.eq(intake.whole),
+            intake.restart.valid.eq(scheduler.restart.valid),
+            intake.restart.qp.eq(scheduler.restart.qp),
+            intake.restart.index.eq(scheduler.restart.index),
+            port.asked_qp.eq(decoder.asked_qp),
+            decoder.failed.eq(port.failed),
+        ]
+        for block in (scheduler, decoder):
+            m.d.comb += [
+                block.resume.valid.eq(port.resume.valid),
+                block.resume.payload.eq(port.resume.payload),
+            ]

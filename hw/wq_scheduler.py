@@ -16,7 +16,7 @@ from .formats.events import (
     Stall,
     StallCause,
 )
-from .formats.op import PushLine, Retirement, Ring
+from .formats.op import PushLine, Resume, Retirement, Ring
 from .formats.tlp import MarkKind
 from .lib.delay import NEVER, NOW_BITS
 from .lib.stream import connect, skid
@@ -56,6 +56,9 @@ class WqScheduler(wiring.Component):
     its rate allows; otherwise its lines are dropped with a PUSH_NOT_USED event and the WQE is
     fetched.
 
+    A QP that is held gets no turn, and pushes of it are not used. When it resumes, it goes on, or
+    starts again with its oldest block that is not retired.
+
     The rate `qp_interval` counts WQEs, but their number is not known before they arrive: every
     block is charged as a WQE, and blocks which turn out to follow another one in their WQE are set
     off against the QP's next fetches.
@@ -71,7 +74,20 @@ class WqScheduler(wiring.Component):
     retired : In(`valid`, `payload`: Retirement)
         Taken in every cycle in which it is valid.
     config : In(ConfigPort)
-        A write of an `SqContext` sets all indices of that QP, which must be idle.
+        A write of an `SqContext` sets all indices of that QP. All that was rung must be retired;
+        otherwise what is under way is mistaken for what comes then, and SQ_BUSY is told.
+    hold : In(`valid`, `qp`)
+    resume : In(`valid`, `payload`: Resume)
+        Only if drained, and not in a cycle in which a WQE retires.
+    finished : In(`valid`, `payload`: Retirement)
+        A WQE was cut into packets.
+    draining_qp : In(12), drained : Out(1)
+        Whether every block that was asked for came in, and every whole WQE of them is finished
+        (combinational).
+    draining_arrived, whole : In(16)
+        Look-up of `draining_qp` at the `WqeIntake`.
+    restart : Out(`valid`, `qp`, `index`)
+        To the `WqeIntake`: what comes next of a QP.
     sq : Out(ContextPort(SqContext))
     requests : Out(stream of `ReadRequest`)
         `context` is the QP; the mark is FETCH with the index of the first block.
@@ -96,6 +112,8 @@ class WqScheduler(wiring.Component):
     on_dropped : Out(Probe)
         `info` is the producer (DOORBELL_STALE) or the index of the push (PUSH_NOT_USED). A stale
         push gives the former only.
+    on_busy : Out(Probe)
+        DROPPED, SQ_BUSY.
     on_stall_window : Out(Probe)
         From the cycle in which a QP was parked while no other was, to the one in which none is any
         more.
@@ -115,6 +133,16 @@ class WqScheduler(wiring.Component):
                 "pushes": In(stream.Signature(PushLine)),
                 "retired": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
                 "config": In(ConfigPort()),
+                "hold": In(wiring.Signature({"valid": Out(1), "qp": Out(12)})),
+                "resume": In(wiring.Signature({"valid": Out(1), "payload": Out(Resume)})),
+                "finished": In(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "draining_qp": In(12),
+                "drained": Out(1),
+                "draining_arrived": In(16),
+                "whole": In(16),
+                "restart": Out(
+                    wiring.Signature({"valid": Out(1), "qp": Out(12), "index": Out(16)})
+                ),
                 "sq": Out(ContextPort(SqContext)),
                 "requests": Out(stream.Signature(ReadRequest)),
                 "pushed": Out(stream.Signature(PushedBlock)),
@@ -130,6 +158,7 @@ class WqScheduler(wiring.Component):
                 "on_ring_seen": Out(Probe(EventKind.RING_SEEN, RingSeen)),
                 "on_fetch_requested": Out(Probe(EventKind.FETCH_REQUESTED, FetchRequested)),
                 "on_dropped": Out(Probe(EventKind.DROPPED, Dropped)),
+                "on_busy": Out(Probe(EventKind.DROPPED, Dropped)),
                 "on_stall_window": Out(Probe(EventKind.STALL, Stall)),
             }
         )
@@ -144,12 +173,13 @@ class WqScheduler(wiring.Component):
         def table(name, shape):
             return QpTable(m, name, shape, self._structure)
 
-        # Indices of blocks: rung, asked for, retired. `pending`: the QP waits for its turn, has it,
-        # or is parked.
+        # Indices of blocks: rung, asked for, cut into packets, retired. `pending`: the QP waits for
+        # its turn, has it, or is parked.
         producer = table("producer", 16)
         fetched = table("fetched", 16)
+        finished = table("finished", 16)
         retired = table("retired", 16)
-        pending, parked = table("pending", 1), table("parked", 1)
+        pending, parked, held = table("pending", 1), table("parked", 1), table("held", 1)
         # Time from which the rate allows a fetch; followers set off against it so far.
         allowed, set_off = table("allowed", _TIME), table("set_off", 16)
         depth_log2 = table("depth_log2", 4)
@@ -160,14 +190,20 @@ class WqScheduler(wiring.Component):
         for each, start in (
             (producer, context.start_index),
             (fetched, context.start_index),
+            (finished, context.start_index),
             (retired, context.start_index),
             (pending, 0),
             (parked, 0),
+            (held, 0),
             (allowed, 0),
             (set_off, 0),
             (depth_log2, context.depth_log2),
         ):
             each.write(self.config.payload.index, start, loads)
+        loaded, loaded_fetched = self.config.payload.index, fetched.read(self.config.payload.index)
+        self._report_busy(
+            m, loads, loaded, loaded_fetched, retired.read(loaded), pending.read(loaded)
+        )
 
         # The QP that has its turn, since one cycle at least: its context is there. `rest`: blocks
         # of its turn behind the end of the ring.
@@ -176,16 +212,21 @@ class WqScheduler(wiring.Component):
         # Rings.
         ring = self.rings.payload
         ends = Signal()
-        passing, using = Signal(), Signal()
+        passing, using, unparks = Signal(), Signal(), Signal()
         takes, ahead, known_ahead = Signal(), Signal(16), Signal(16)
         accepted, usable = Signal(), Signal()
         ring_fetched, ring_pending = fetched.read(ring.qp), pending.read(ring.qp)
+        ring_held = held.read(ring.qp)
         ring_room = self._room(m, ring_fetched, retired.read(ring.qp), "ring_room")
         m.d.comb += [
             self.asked_qp.eq(ring.qp),
             # Rings are taken whatever fetches wait for: their completions come behind posted
-            # writes. Only in the cycle in which its QP's turn ends does a ring wait.
-            self.rings.ready.eq(~passing & ~(ends & (turn_qp == ring.qp))),
+            # writes. A ring waits only in the cycle in which its QP's turn ends, or it resumes.
+            self.rings.ready.eq(
+                ~passing
+                & ~(ends & (turn_qp == ring.qp))
+                & ~(self.resume.valid & (self.resume.payload.qp == ring.qp))
+            ),
             takes.eq(self.rings.valid & self.rings.ready),
             ahead.eq(ring.producer - ring_fetched),
             known_ahead.eq(producer.read(ring.qp) - ring_fetched),
@@ -195,13 +236,14 @@ class WqScheduler(wiring.Component):
                 & ring.pushed
                 & self.push_room
                 & ~ring_pending
+                & ~ring_held
                 & (ring.index == ring_fetched)
                 & (self.arrived == ring_fetched)
                 & (ring_room >= ring.blocks)
                 & (_whole(allowed.read(ring.qp)) <= self.now)
             ),
             fresh.qp.eq(ring.qp),
-            fresh.valid.eq(takes & accepted & ~usable & ~ring_pending),
+            fresh.valid.eq(takes & accepted & ~usable & ~ring_pending & ~ring_held),
         ]
         producer.write(ring.qp, ring.producer, takes & accepted)
         pending.write(ring.qp, 1, fresh.valid)
@@ -221,14 +263,26 @@ class WqScheduler(wiring.Component):
             self.pushes.ready.eq(passing & (self.pushed.ready | ~using)),
         ]
 
-        # Retirements make room.
-        leaving = self.retired.payload
+        # Retirements make room; a QP that resumes waits for its turn as if it had been rung.
+        leaving, resume = self.retired.payload, self.resume
+        waking, waking_parked = Signal(12), Signal()
         m.d.comb += [
-            woken.qp.eq(leaving.qp),
-            woken.valid.eq(self.retired.valid & parked.read(leaving.qp)),
+            waking.eq(Mux(resume.valid, resume.payload.qp, leaving.qp)),
+            waking_parked.eq(parked.read(waking)),
+            woken.qp.eq(waking),
+            woken.valid.eq(
+                Mux(
+                    resume.valid,
+                    waking_parked | ~pending.read(waking),
+                    self.retired.valid & waking_parked,
+                )
+            ),
+            unparks.eq(woken.valid & waking_parked),
         ]
         retired.write(leaving.qp, retired.read(leaving.qp) + leaving.blocks, self.retired.valid)
-        parked.write(leaving.qp, 0, woken.valid)
+        parked.write(waking, 0, woken.valid)
+        pending.write(waking, 1, resume.valid)
+        self._drain(m, fetched, finished, retired, held, turn & (turn_qp == self.draining_qp))
 
         # What the QP that has its turn may ask for.
         index, until = fetched.read(turn_qp), allowed.read(turn_qp)
@@ -237,7 +291,8 @@ class WqScheduler(wiring.Component):
         slot, to_end = Signal(15), Signal(16)
         open_ = Signal()
         m.d.comb += [
-            behind.eq(producer.read(turn_qp) - index),
+            # Of a QP that is held there is nothing to be done.
+            behind.eq(Mux(held.read(turn_qp), 0, producer.read(turn_qp) - index)),
             first.eq(self._least(m, self.timing.fetch_blocks, behind, window)),
             wanted.eq(Mux(rest != 0, rest, first)),
             to_end.eq((Const(1, 16) << self.sq.data.depth_log2)[:16] - slot),
@@ -325,7 +380,7 @@ class WqScheduler(wiring.Component):
 
         self._report_rings(m, takes, ring, accepted, usable)
         self._report_requests(m)
-        self._report_window(m, parks, woken.valid)
+        self._report_window(m, parks, unparks)
         m.d.comb += [
             self.due.eq(Mux(asleep, soonest, NEVER)),
             self.quiet.eq(
@@ -337,6 +392,27 @@ class WqScheduler(wiring.Component):
             ),
         ]
         return m
+
+    def _drain(self, m, fetched, finished, retired, held, has_turn):
+        """Holds a QP until nothing of it is under way, and starts it again."""
+        done, qp, resume = self.finished.payload, self.draining_qp, self.resume.payload
+        starts = Signal()
+        m.d.comb += [
+            self.drained.eq(
+                ~has_turn
+                & (fetched.read(qp) == self.draining_arrived)
+                & (finished.read(qp) == self.whole)
+            ),
+            starts.eq(self.resume.valid & resume.again),
+            self.restart.valid.eq(starts),
+            self.restart.qp.eq(resume.qp),
+            self.restart.index.eq(retired.read(resume.qp)),
+        ]
+        finished.write(done.qp, finished.read(done.qp) + done.blocks, self.finished.valid)
+        held.write(self.hold.qp, 1, self.hold.valid)
+        held.write(resume.qp, 0, self.resume.valid)
+        for table in (fetched, finished):
+            table.write(resume.qp, self.restart.index, starts)
 
     def _room(self, m, fetched, retired, name):
         """Blocks that the window of a QP has room for."""
@@ -374,6 +450,14 @@ class WqScheduler(wiring.Component):
             ),
             self.on_dropped.payload.qp.eq(ring.qp),
             self.on_dropped.payload.info.eq(Mux(accepted, ring.index, ring.producer)),
+        ]
+
+    def _report_busy(self, m, loads, qp, fetched, retired, pending):
+        m.d.comb += [
+            self.on_busy.valid.eq(loads & ((fetched != retired) | pending)),
+            self.on_busy.payload.reason.eq(DropReason.SQ_BUSY),
+            self.on_busy.payload.qp.eq(qp),
+            self.on_busy.payload.info.eq(Cat(fetched, retired)),
         ]
 
     def _report_requests(self, m):

@@ -8,11 +8,12 @@ from .config import ITEM_FRACTION
 from .formats import mlx5
 from .formats.events import EventKind, Stall, StallCause
 from .formats.layout import lanes, reverse_bytes
-from .formats.op import Op, Piece, Status, Verb
+from .formats.op import Op, Piece, Resume, Status, Verb
 from .lib.delay import NOW_BITS
 from .lib.rate import RateMeter
 from .lib.stream import connect, skid
 from .lib.trace import Probe, StallMeter
+from .qp_table import QpTable
 from .wqe_intake import WqeBlock
 
 __all__ = ["WqeDecoder"]
@@ -29,6 +30,10 @@ class WqeDecoder(wiring.Component):
     with key 0x100, ends the list. A WQE with another opcode, with ds 0, a WRITE with ds 1, one of
     more than `wqe_blocks` blocks, with inline data beyond its end, or of 4 GiB or more gets the
     status LOCAL_QP_OPERATION, length 0 and no pieces. Reserved bits are not looked at.
+
+    Of a WQE that is executed again, the bytes of the packets that are already acknowledged are left
+    out: whole pieces, and the start of one. A WQE of a QP in error is not executed: it gets the
+    status FLUSHED.
 
     A WQE is walked twice, segment by segment: the first walk checks it and sums its length, the
     second emits.
@@ -50,6 +55,10 @@ class WqeDecoder(wiring.Component):
         Cycle number.
     total_interval : In(24)
         Cycles per WQE (fixed point), 0 for no ceiling.
+    resume : In(`valid`, `payload`: Resume)
+        The next WQE of that QP is executed again, but for the packets to be skipped.
+    asked_qp : Out(12), failed : In(1)
+        Look-up: whether a QP is in error (combinational).
     quiet : Out(1)
         Nothing is held but parts of WQEs.
     ctrl, raddr, data : Out(`mlx5.Ctrl`, `mlx5.Raddr`, `mlx5.Data`)
@@ -74,6 +83,9 @@ class WqeDecoder(wiring.Component):
                 "pieces": Out(stream.Signature(Piece)),
                 "now": In(NOW_BITS),
                 "total_interval": In(24),
+                "resume": In(wiring.Signature({"valid": Out(1), "payload": Out(Resume)})),
+                "asked_qp": Out(12),
+                "failed": In(1),
                 "quiet": Out(1),
                 "ctrl": Out(mlx5.Ctrl),
                 "raddr": Out(mlx5.Raddr),
@@ -107,9 +119,10 @@ class WqeDecoder(wiring.Component):
         blocks = Signal(5)
         m.d.comb += blocks.eq(Mux(head.ds == 0, 1, mlx5.blocks_of(head.ds)))
 
-        # Registers that the first walk leaves to the second: bytes still to be emitted, and whether
-        # the WQE is sound.
-        bytes_left, bad = Signal(32), Signal()
+        # Registers that the first walk leaves to the second: bytes still to be emitted, those of
+        # them that are to be left out, and what is wrong with the WQE.
+        bytes_left, dropping, status = Signal(32), Signal(32), Signal(Status)
+        skip = self._skips(m, head)
         at_start = Signal()
         m.d.comb += at_start.eq((octoword == 2) & ~inside)
 
@@ -118,7 +131,7 @@ class WqeDecoder(wiring.Component):
         malformed, nothing, ends = Signal(), Signal(), Signal()
         is_write = ctrl.opcode == mlx5.WqeOpcode.WRITE
         is_nop = ctrl.opcode == mlx5.WqeOpcode.NOP
-        summed = Signal(33)
+        summed, skipped, changed = Signal(33), Signal(32), Signal()
         next_octoword = Signal(7)
         m.d.comb += [
             malformed.eq(
@@ -134,31 +147,46 @@ class WqeDecoder(wiring.Component):
             next_octoword.eq(octoword + segment.octowords),
             ends.eq(segment.ends_list | (next_octoword >= head.ds)),
             summed.eq(bytes_left + segment.byte_count),
+            skipped.eq(skip << head.mtu_log2),
+            # Software has written another WQE where one is to be executed again.
+            changed.eq(ends & (skip != 0) & (skipped >= summed)),
         ]
         beyond = Signal()
         m.d.comb += beyond.eq(
             segment.inline & ((segment.byte_count > 1008) | (next_octoword > head.ds))
         )
         with m.If(checking):
-            with m.If(malformed | nothing | beyond | summed[32]):
+            with m.If(self.failed | malformed | nothing | beyond | summed[32] | changed):
                 m.d.sync += [
-                    bad.eq(malformed | ~nothing),
                     bytes_left.eq(0),
+                    dropping.eq(0),
                     emitting.eq(1),
                     octoword.eq(2),
                 ]
+                with m.If(self.failed):
+                    m.d.sync += status.eq(Status.FLUSHED)
+                with m.Elif(malformed | ~nothing):
+                    m.d.sync += status.eq(Status.LOCAL_QP_OPERATION)
+                with m.Else():
+                    m.d.sync += status.eq(Status.SUCCESS)
             with m.Else():
-                m.d.sync += [bad.eq(0), bytes_left.eq(summed), emitting.eq(ends)]
-                m.d.sync += octoword.eq(Mux(ends, 2, next_octoword))
+                m.d.sync += [
+                    status.eq(Status.SUCCESS),
+                    bytes_left.eq(summed),
+                    dropping.eq(skipped),
+                    emitting.eq(ends),
+                    octoword.eq(Mux(ends, 2, next_octoword)),
+                ]
 
         # Second walk: the operation goes with its first step, if the ceiling allows.
-        op_due, piece_due, fires = Signal(), Signal(), Signal()
-        has_room = Signal()
+        op_due, part_due, piece_due, fires = Signal(), Signal(), Signal(), Signal()
+        has_room, length = Signal(), Signal(32)
         m.d.comb += [
             op_due.eq(whole & emitting & at_start),
-            piece_due.eq(
+            part_due.eq(
                 whole & emitting & (bytes_left != 0) & (inside | (segment.byte_count != 0))
             ),
+            piece_due.eq(part_due & (dropping < length)),
             has_room.eq((~op_due | op_queue.i.ready) & (~piece_due | piece_queue.i.ready)),
             fires.eq(has_room & (~op_due | rate.open)),
             op_queue.i.valid.eq(op_due & fires),
@@ -167,6 +195,7 @@ class WqeDecoder(wiring.Component):
             rate.now.eq(self.now),
             rate.cost.eq(self.total_interval),
             rate.charge.eq(op_due & fires),
+            self._op_leaves.eq(op_due & fires),
         ]
 
         op = op_queue.i.payload
@@ -179,15 +208,16 @@ class WqeDecoder(wiring.Component):
             op.signaled.eq(ctrl.fm_ce_se[3]),
             op.solicited.eq(ctrl.fm_ce_se[1]),
             op.length.eq(bytes_left),
+            op.skip.eq(Mux(bytes_left != 0, skip, 0)),
             op.raddr.eq(Mux(is_write, raddr.raddr, 0)),
             op.rkey.eq(Mux(is_write, raddr.rkey, 0)),
             op.vendor_opcode.eq(ctrl.opcode),
-            op.status.eq(Mux(bad, Status.LOCAL_QP_OPERATION, Status.SUCCESS)),
+            op.status.eq(status),
         ]
 
         # Inline data is cut at the ends of blocks.
         inline_left, run, lane = Signal(10), Signal(10), Signal(6)
-        room, length = Signal(7), Signal(32)
+        room = Signal(7)
         spills, last = Signal(), Signal()
         is_inline = inside | segment.inline
         m.d.comb += [
@@ -201,9 +231,9 @@ class WqeDecoder(wiring.Component):
         piece = piece_queue.i.payload
         m.d.comb += [
             piece.inline.eq(is_inline),
-            piece.address.eq(Mux(is_inline, lane, segment.address)),
+            piece.address.eq(Mux(is_inline, lane, segment.address) + dropping),
             piece.lkey.eq(Mux(is_inline, 0, segment.lkey)),
-            piece.length.eq(length),
+            piece.length.eq(length - dropping),
             piece.last.eq(last),
             piece.mtu_log2.eq(head.mtu_log2),
             piece.qp.eq(head.qp),
@@ -212,12 +242,15 @@ class WqeDecoder(wiring.Component):
         ]
 
         finished = Signal()
-        m.d.comb += finished.eq(whole & emitting & fires & ((bytes_left == 0) | (piece_due & last)))
+        m.d.comb += finished.eq(whole & emitting & fires & ((bytes_left == 0) | (part_due & last)))
         with m.If(finished):
             m.d.sync += [emitting.eq(0), inside.eq(0), octoword.eq(2), bytes_left.eq(0)]
         with m.Elif(whole & emitting & fires):
-            with m.If(piece_due):
-                m.d.sync += bytes_left.eq(bytes_left - length)
+            with m.If(part_due):
+                m.d.sync += [
+                    bytes_left.eq(bytes_left - length),
+                    dropping.eq(Mux(piece_due, 0, dropping - length)),
+                ]
             m.d.sync += [inside.eq(spills), inline_left.eq(run - room)]
             with m.If(spills):
                 # On to the start of the next block.
@@ -235,6 +268,16 @@ class WqeDecoder(wiring.Component):
             ),
         ]
         return m
+
+    def _skips(self, m, head):
+        """Packets that the WQE at work is to leave out; none once its operation is out."""
+        skips = QpTable(m, "skips", 24, self._structure)
+        again = self.resume.payload
+        skips.write(again.qp, Mux(again.again, again.skip, 0), self.resume.valid)
+        self._op_leaves = Signal()
+        skips.write(head.qp, 0, self._op_leaves)
+        m.d.comb += self.asked_qp.eq(head.qp)
+        return skips.read(head.qp)
 
     def _collect(self, m, head, octoword):
         """Stores blocks until their WQE is whole; returns the block in which `octoword` lies."""

@@ -65,6 +65,12 @@ class WqeIntake(wiring.Component):
     followers : Out(16)
         Fetched blocks of `turn_qp` that were not the first of a WQE, counted modulo 65536
         (combinational).
+    restart : In(`valid`, `qp`, `index`)
+        What comes next of that QP is the first block of the WQE at `index`. Nothing is under way.
+    draining_qp : In(12)
+    whole : Out(16)
+        Index behind the last WQE of `draining_qp` of which all blocks came in, and
+        `draining_arrived : Out(16)` that of its next block (combinational).
     on_fetched : Out(Probe)
         The last block of a WQE came in.
 
@@ -85,6 +91,10 @@ class WqeIntake(wiring.Component):
                 "arrived": Out(16),
                 "turn_qp": In(12),
                 "followers": Out(16),
+                "restart": In(wiring.Signature({"valid": Out(1), "qp": Out(12), "index": Out(16)})),
+                "draining_qp": In(12),
+                "whole": Out(16),
+                "draining_arrived": Out(16),
                 "on_fetched": Out(Probe(EventKind.FETCHED, Fetched)),
             }
         )
@@ -93,6 +103,7 @@ class WqeIntake(wiring.Component):
         m = Module()
         progress = data.StructLayout({"ds": 6, "left": 5})
         arrived = QpTable(m, "arrived", 16, self._structure)
+        whole = QpTable(m, "whole", 16, self._structure)
         followers = QpTable(m, "followers", 16, self._structure)
         under_way = QpTable(m, "under_way", progress, self._structure)
         mtu = QpTable(m, "mtu", 4, self._structure)
@@ -128,18 +139,27 @@ class WqeIntake(wiring.Component):
         m.d.comb += enters.eq(self.o.valid & self.o.ready)
         arrived.write(qp, index + 1, enters)
         under_way.write(qp, after, enters)
+        whole.write(qp, index + 1, enters & (after.left == 0))
         followers.write(qp, followers.read(qp) + 1, enters & ~begins & ~self.pushed.valid)
 
         m.d.comb += [
             self.arrived.eq(arrived.read(self.asked_qp)),
             self.followers.eq(followers.read(self.turn_qp)),
+            self.whole.eq(whole.read(self.draining_qp)),
+            self.draining_arrived.eq(arrived.read(self.draining_qp)),
         ]
+
+        # A QP starts again: part of a WQE that came in is forgotten.
+        restart = self.restart
+        for table, value in ((arrived, restart.index), (whole, restart.index), (under_way, 0)):
+            table.write(restart.qp, value, restart.valid)
 
         loads = Signal()
         context = data.View(SqContext, self.config.payload.data[: data.Layout.cast(SqContext).size])
         m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.SQ))
         for table, start in (
             (arrived, context.start_index),
+            (whole, context.start_index),
             (followers, 0),
             (under_way, 0),
             (mtu, context.mtu_log2),

@@ -28,6 +28,7 @@ from .job import (
 from .machine import Machine
 from .scenario import load
 from .site import Site
+from .trace import Events
 
 #: Path to the class that makes its agents.
 CREWS = {
@@ -91,7 +92,7 @@ class Bench:
         """Reports progress, and stops a run in which none is made."""
         check, node = self.scenario.check, self.machine.node(0)
         period, total = cycles(check.watchdog_us * 1000), len(self.plan.messages)
-        last, since = (-1, -1), 0
+        last, since, moved, patience = (-1, -1), 0, 0, None
         while True:
             await node.sleep(min(period, _LOOK))
             done = sum(marks.seen for marks in self.site.marks.values())
@@ -103,12 +104,37 @@ class Bench:
             print(progress_line(done, total, node.now), flush=True)
             # Only where no message ended in this period does it take a look at the log.
             marks = (done, last[1] if done != last[0] else self._landmarks())
-            if marks == last and not self.site.busy(node.now):
+            if marks != last or self.site.busy(node.now):
+                last, moved, patience = marks, node.now, None
+                continue
+            if patience is None:
+                patience = period + self._protocol_wait()
+            if node.now - moved >= patience:
                 return self._stop("hang", f"no progress within {check.watchdog_us:g} us")
-            last = marks
 
     def _landmarks(self):
         return int((~np.isin(self.machine.events()["kind"], _IDLE_KINDS)).sum())
+
+    def _protocol_wait(self):
+        """Cycles for which nothing may happen, since a QP waits for an ACK: while it was fetched
+        for what is not retired.
+        """
+        timeout = cycles(self.scenario.queues.ack_timeout_ns(self.scenario.nic.timer_scale))
+        log = Events(self.machine.events(), self.site.path.name)
+        last = []
+        for kind in (EventKind.FETCHED, EventKind.RETIRED):
+            table = log.of(kind)
+            last.append(
+                dict(
+                    zip(
+                        zip(table["node"].tolist(), table["qp"].tolist(), strict=True),
+                        table["wqe_index"].tolist(),
+                        strict=True,
+                    )
+                )
+            )
+        fetched, retired = last
+        return timeout if any(retired.get(qp) != index for qp, index in fetched.items()) else 0
 
     def _stop(self, ended, reason):
         self.ended, self.reason = ended, reason

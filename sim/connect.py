@@ -56,7 +56,19 @@ def configuration(scenario, path):
                         **common,
                     ),
                 ),
-                (node, context.Table.TX, index, _tx.pack(start_psn=psn, **common, **peers)),
+                (
+                    node,
+                    context.Table.TX,
+                    index,
+                    _tx.pack(
+                        start_psn=psn,
+                        ack_timeout=queues.ack_timeout,
+                        retry_count=queues.retry_count,
+                        rnr_retry=queues.rnr_retry,
+                        **common,
+                        **peers,
+                    ),
+                ),
                 (node, context.Table.RX, index, _rx.pack(expected_psn=psn, **common, **peers)),
                 (
                     node,

@@ -4,7 +4,7 @@
 never changed.
 """
 
-from hw.formats.events import DropReason, StallCause
+from hw.formats.events import DropReason, RetryReason, StallCause
 from hw.formats.tlp import Port, TlpClass
 
 __all__ = [
@@ -118,6 +118,8 @@ COUNTERS = (
         for way in DIRECTIONS
         for kind in TlpClass
     ),
+    *(f"retry_{reason.name.lower()}" for reason in RetryReason),
+    "qp_errors",
     "packets_request",
     "packets_ack",
     "doorbells",

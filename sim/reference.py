@@ -8,6 +8,8 @@ sources and around the regions, is a guard: it keeps its initial bytes.
 
 import numpy as np
 
+from hw.formats.op import Status
+
 from . import addresses
 from .image import initial
 from .job import Difference, MemoryCheck
@@ -53,14 +55,17 @@ def region_bytes(region):
 def check(plan, seed, memory, records):
     """`MemoryCheck` of a run: order and ends of the messages are taken from its event log.
 
-    A message whose bytes must be there is one that landed, was acknowledged, or was seen complete.
+    A message whose bytes must be there is one that landed, was acknowledged, or was seen complete
+    without an error.
     """
     fields = {"message": "number", "node": "node", "peer": "peer", "size": "size"}
     messages = {key: [getattr(m, name) for m in plan.messages] for key, name in fields.items()}
     # Where the WQEs are says the log.
     messages |= {key: [ABSENT] * len(plan.messages) for key in ("qp", "wqe_index", "signaled")}
     table = timeline(Events(records), messages, connections_of(plan))
-    finished = (table["landed"] >= 0) | (table["ack_rx"] >= 0) | (table["seen"] >= 0)
+    # What ended in error may have been done or not, unless it is known to have been.
+    complete = (table["seen"] >= 0) & (table["status"] <= Status.SUCCESS.value)
+    finished = (table["landed"] >= 0) | (table["ack_rx"] >= 0) | complete
     return compare(plan, seed, memory, table["landed"], finished)
 
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hw.config import BYTE_FRACTION, byte_interval
-from hw.formats.events import DropReason, EventKind, StallCause
+from hw.formats.context import QpState
+from hw.formats.events import DropReason, EventKind, RetryReason, StallCause
 from hw.formats.op import Status as OpStatus
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import MarkKind, Port, TlpClass
@@ -44,6 +45,12 @@ _LEAD = 2
 STATUS_NAMES = {
     OpStatus.SUCCESS.value: "SUCCESS",
     OpStatus.LOCAL_QP_OPERATION.value: "LOC_QP_OP_ERR",
+    OpStatus.FLUSHED.value: "WR_FLUSH_ERR",
+    OpStatus.REMOTE_INVALID_REQUEST.value: "REM_INV_REQ_ERR",
+    OpStatus.REMOTE_ACCESS.value: "REM_ACCESS_ERR",
+    OpStatus.REMOTE_OPERATION.value: "REM_OP_ERR",
+    OpStatus.TRANSPORT_RETRY_EXCEEDED.value: "RETRY_EXC_ERR",
+    OpStatus.RNR_RETRY_EXCEEDED.value: "RNR_RETRY_EXC_ERR",
 }
 
 
@@ -489,6 +496,11 @@ def _counters(log):
         for kind in TlpClass:
             mask = (sent["link"] == link) & (sent["tlp"] == kind.value)
             counters[f"tlp_{_link_name(link)}_{kind.name.lower()}"] = int(np.count_nonzero(mask))
+    again = log.of(EventKind.RETRANSMITTED)["reason"]
+    for reason in RetryReason:
+        counters[f"retry_{reason.name.lower()}"] = int(np.count_nonzero(again == reason.value))
+    states = log.of(EventKind.QP_STATE)["new"]
+    counters["qp_errors"] = int(np.count_nonzero(states == QpState.ERR.value))
     acks = int(np.count_nonzero(packets["opcode"] == RoceOpcode.ACK.value))
     return counters | {
         "packets_request": len(packets["cycle"]) - acks,

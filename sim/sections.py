@@ -7,7 +7,7 @@ Hardware sections (`[pcie] [memory] [nic] [wire]`) are the dataclasses of `hw.co
 from dataclasses import dataclass
 from math import inf
 
-from hw.config import ConfigError
+from hw.config import ACK_UNIT_NS, ConfigError
 
 from .names import METRICS
 from .paths import PATHS
@@ -236,9 +236,17 @@ class QueueConfig(_Checked):
         (1 << 24) - 1,
         0,
     )
-    ack_timeout: int = choice(
-        "Exponent of the ACK timeout, 4.096 us x 2^t; 0: wait for ever.", 0, default=0
+    ack_timeout: int = number(
+        "Exponent of the ACK timeout, 4.096 us x 2^t x timer_scale; 0: wait for ever.", 0, 31, 14
     )
+    retry_count: int = number(
+        "Timeouts and sequence NAKs without progress in between that a QP bears.", 0, 7, 7
+    )
+    rnr_retry: int = number("The same for RNR NAKs; 7: any number.", 0, 7, 7)
+
+    def ack_timeout_ns(self, timer_scale: float) -> float:
+        """How long a QP waits for an ACK; 0: for ever."""
+        return ACK_UNIT_NS * timer_scale * (1 << self.ack_timeout) if self.ack_timeout else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,9 @@ that does not exist (no fetch of a pushed WQE, no payload read of inline data) h
 a landmark lies before its predecessor (a shared one, or work done ahead), it caused no delay: it is
 moved onto its predecessor and its segment is 0. Segments are thus never negative and always add up
 to the latency. `landed` lies beside the sum, unless it ends the measurement.
+
+Of a message that was executed more than once, the last time counts. What went before, from its ring
+to the last new start of its QP, is its segment `retry`.
 """
 
 from pathlib import Path
@@ -25,10 +28,10 @@ import numpy as np
 
 from hw.config import CLOCK_MHZ
 from hw.formats.events import EventKind
-from hw.formats.roce import RESPONSES, RoceOpcode
+from hw.formats.roce import RESPONSES, AethClass, RoceOpcode
 from hw.formats.tlp import MarkKind
 
-from .names import LANDMARKS
+from .names import LANDMARKS, SEGMENTS
 
 __all__ = [
     "ABSENT",
@@ -60,6 +63,12 @@ _SOFTWARE = {
     EventKind.PROXY_SEEN: "proxy_seen",
     EventKind.PROXY_POSTED: "proxy_posted",
 }
+#: Ends of the segments in their order on the path.
+_ORDER = (
+    *LANDMARKS[: LANDMARKS.index("fetch_req")],
+    "retry",
+    *LANDMARKS[LANDMARKS.index("fetch_req") :],
+)
 #: A composite key is a group (node and QP) above a number of this many bits.
 _BITS = 40
 
@@ -220,6 +229,11 @@ class Joins:
         keys = np.where(self.posted, join(self.groups, self.index), ABSENT)
         return lookup(keys, self.messages["message"], join(groups, index), ABSENT)
 
+    def row_at(self, groups, index):
+        """Row of the message whose WQE starts at an index; `ABSENT` where there is none."""
+        keys = np.where(self.posted, join(self.groups, self.index), ABSENT)
+        return find(keys, join(groups, index))
+
     def own(self, table, last=True):
         """Per message the row of the event with its own WQE index."""
         rows = find(join(table["group"], table["index"]), join(self.groups, self.index), last)
@@ -333,6 +347,11 @@ def _landmarks(joins):
     start = np.where(holds, np.append(fetch["index"], 0)[row], joins.index)
     fetched_by = np.where(holds, joins.message_at(joins.groups, start), ABSENT)
 
+    retry = _retries(joins)
+    retried = np.flatnonzero(retry >= 0)
+    for row in retried.tolist():
+        marks["fetch_req"][row] = _fetched_again(joins, fetch, row, retry[row])
+
     for kind, name in (
         (EventKind.FETCHED, "fetched"),
         (EventKind.PAYLOAD_REQUESTED, "payload_req"),
@@ -342,6 +361,14 @@ def _landmarks(joins):
         marks[name] = at(table, joins.own(table))
     table = joins.sent(EventKind.TX_FIRST, _FIRST)
     marks["tx_first"] = at(table, joins.own(table))
+    if len(retried):
+        # It may have begun in its middle.
+        table = joins.sent(EventKind.TX_FIRST, REQUEST_OPCODES)
+        message = joins.row_at(table["group"], table["index"])
+        table = pick(table, table["cycle"] > np.append(retry, ABSENT)[message])
+        first = at(table, joins.own(table, last=False))
+        marks["tx_first"] = np.where((retry >= 0) & (first >= 0), first, marks["tx_first"])
+    marks["retry"] = retry
 
     packets = joins.packets()
     marks["tx_last"] = packets["last"]
@@ -369,7 +396,9 @@ def _landmarks(joins):
     marks["landed"] = at(table, np.where(sent, find(keys, wanted), ABSENT))
 
     table = joins.of(EventKind.ACK_RECEIVED, index="psn")
-    psn = joins.psn(table["group"], table["psn"], packets["near"], packets["starts"])
+    # A NAK acknowledges what is before it.
+    last = table["psn"] - (table["syndrome"] >> 5 != AethClass.ACK.value) & (1 << 24) - 1
+    psn = joins.psn(table["group"], last, packets["near"], packets["starts"])
     marks["ack_rx"] = at(
         table, np.where(sent, reach(table["group"], psn, joins.groups, packets["psn"]), ABSENT)
     )
@@ -403,11 +432,43 @@ def _landmarks(joins):
     def other(sharer):
         return np.where((sharer == numbers) | ~joins.posted, ABSENT, sharer)
 
+    retired = joins.of(EventKind.RETIRED)
+    row = joins.own(retired)
+    status = np.where(row >= 0, np.append(retired["status"], 0)[row], ABSENT)
+
     return marks, {
+        "status": status,
         "rung_by": other(rung_by),
         "fetched_by": other(fetched_by),
         "covered_by": other(covered_by),
     }
+
+
+def _retries(joins):
+    """Per message the cycle of the new start of its QP from which it was executed last; `ABSENT` of
+    a message that was executed once.
+    """
+    retry = np.full(len(joins.index), ABSENT)
+    again = joins.of(EventKind.RETRANSMITTED)
+    if not len(again["cycle"]):
+        return retry
+    fetched = joins.of(EventKind.FETCHED)
+    first, last = (at(fetched, joins.own(fetched, last=which)) for which in (False, True))
+    for key in np.unique(again["group"]).tolist():
+        mine = np.flatnonzero((joins.groups == key) & (last > first))
+        cycles = again["cycle"][again["group"] == key]
+        place = np.searchsorted(cycles, last[mine], "left") - 1
+        retry[mine] = np.where(place >= 0, cycles[np.maximum(place, 0)], ABSENT)
+    return retry
+
+
+def _fetched_again(joins, fetch, row, since):
+    """Cycle of the first fetch that covers a message since a new start of its QP."""
+    holds = (fetch["group"] == joins.groups[row]) & (fetch["cycle"] >= since)
+    holds &= (fetch["index"] <= joins.index[row]) & (
+        joins.index[row] < fetch["index"] + fetch["blocks"]
+    )
+    return int(fetch["cycle"][holds].min()) if np.any(holds) else ABSENT
 
 
 def connections_of(plan):
@@ -447,9 +508,9 @@ def timeline(events, messages, connections, *, end="seen"):
         wqe_index=np.where(joins.posted, joins.wqe_index & 0xFFFF, ABSENT),
         **sharers,
     )
-    table |= {name: marks[name] for name in LANDMARKS}
+    table |= {name: marks[name] for name in (*LANDMARKS, "retry")}
 
-    path = [name for name in LANDMARKS if name != "landed"]
+    path = [name for name in _ORDER if name != "landed"]
     if end == "landed":
         path = [*path[: path.index("ack_rx")], "landed"]
     whole = (marks["issue"] >= 0) & (marks[end] >= marks["issue"])
@@ -459,7 +520,7 @@ def timeline(events, messages, connections, *, end="seen"):
     software = path[: path.index("ring") + 1]
     table["latency"] = np.where(whole, limit - marks["issue"], ABSENT)
     here = marks["issue"]
-    for name in LANDMARKS[1:]:
+    for name in _ORDER[1:]:
         segment = np.full(len(here), ABSENT)
         if name in path[1:]:
             there = np.minimum(marks[name], np.minimum(heard, limit) if name in software else limit)
@@ -497,7 +558,7 @@ def segments_ns(table, rows=slice(None)):
     """
     whole = table["latency"][rows] >= 0
     means = {}
-    for name in LANDMARKS[1:]:
+    for name in _ORDER[1:]:
         segment = table[f"segment_{name}"][rows][whole]
         if np.any(segment >= 0):
             means[name] = float(np.maximum(segment, 0).mean() * NS_PER_CYCLE)
@@ -552,7 +613,7 @@ def write_csv(file, tables):
     timed = {
         "latency": "latency_ns",
         **{name: f"at_{name}_ns" for name in LANDMARKS},
-        **{f"segment_{name}": f"{name}_ns" for name in LANDMARKS[1:]},
+        **{f"segment_{name}": f"{name}_ns" for name in SEGMENTS},
     }
     with Path(file).open("w", encoding="utf-8", newline="") as out:
         out.write(",".join(("path", *plain.values(), *timed.values())) + "\n")

@@ -86,6 +86,7 @@ def reference_decode(wqe, *, qp, wqe_index, mtu_log2=12, wqe_blocks=16):
         "signaled": ctrl["fm_ce_se"] >> 3 & 1,
         "solicited": ctrl["fm_ce_se"] >> 1 & 1,
         "length": 0,
+        "skip": 0,
         "raddr": 0,
         "rkey": 0,
         "vendor_opcode": opcode,

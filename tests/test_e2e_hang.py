@@ -103,9 +103,10 @@ def test_lost_request_in_the_middle_stops_its_qp_alone(tmp_path):
     text = toml(
         workload=[{"kind": "put", "size": [64], "count": 16, "producers": 2, "qps": 2}],
         fault=[{"kind": "drop", "from": 0, "packet": "request", "first": 5, "count": 1}],
+        nic={"ack_timeout": 0},
     )
     found = run(text, tmp_path)
-    # What came after the lost packet was refused; software is told of it by nothing.
+    # It was the last of its window, so no NAK told of it.
     assert found.kinds() == {"hang"}
     (queue,) = found.result["hang"]["queues"]
     other = 1 - queue["qp"]
@@ -113,6 +114,52 @@ def test_lost_request_in_the_middle_stops_its_qp_alone(tmp_path):
     finished = [done["completed"][i] for i in range(16) if done["producer"][i] == other]
     assert finished == [1] * 8
     assert found.status["gda_minimal"].ended == "hang"
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_lost_packets_are_sent_again(tmp_path, path):
+    """Both directions, small and large; the shipped scenario holds its expectations, too."""
+    done = bellwire(
+        *("run", SCENARIOS / "lost-packets.toml", "--json", "--out", "run"),
+        *("--set", f'paths=["{path}"]'),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (group, _) = json.loads(done.stdout)["paths"][path]["groups"]
+    segments = group["segments_ns"]
+    assert segments["retry"] > 0
+    assert sum(segments.values()) == pytest.approx(group["latency_ns"]["mean"])
+
+
+def test_the_default_timeout_makes_a_lost_packet_good(tmp_path):
+    """67 ms pass, far more than the watchdog's patience with a machine that does nothing."""
+    text = toml(
+        workload=[{"kind": "put", "size": [5000], "count": 2}],
+        fault=[{"kind": "drop", "from": 0, "packet": "request", "first": 1, "count": 1}],
+    )
+    found = run(text, tmp_path).must_pass()
+    group = found.result["paths"]["gda_minimal"]["groups"][0]
+    assert 67.1e6 < group["latency_ns"]["max"] < 67.2e6
+    assert group["segments_ns"]["retry"] == pytest.approx(67.1e6 / 2, rel=0.01)
+    assert found.result["paths"]["gda_minimal"]["counters"]["retry_timeout"] == 1
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_retries_that_run_out_end_with_their_status(tmp_path, path):
+    done = bellwire(
+        *("run", LOST, "--json", "--out", "run", "--set", f'paths=["{path}"]'),
+        *("--set", "nic.ack_timeout=14", "--set", "nic.retry_count=2"),
+        *("--set", "nic.timer_scale=0.01"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout)
+    assert {violation["kind"] for violation in result["violations"]} == {"completion_status"}
+    outcome = result["paths"][path]
+    assert outcome["messages"]["statuses"] == {"RETRY_EXC_ERR": 2, "WR_FLUSH_ERR": 6}
+    assert outcome["counters"]["retry_timeout"] == 4 and outcome["counters"]["qp_errors"] == 2
+    # Two QPs at once, each three times the timeout.
+    assert 3 * 671e3 < outcome["sim"]["cycles"] < 3.1 * 671e3
 
 
 def test_simulated_time_is_limited(tmp_path):

@@ -65,13 +65,18 @@ def bytes_of(item):
 
 
 def ref_packets(ops, contexts, ack_every=0):
-    """Packets, and per QP the WQEs with the PSN that retires them (None: sends nothing)."""
+    """Packets; those that are gathered but not sent, too; per QP the WQEs with their status.
+
+    What comes behind an operation with a status is flushed.
+    """
     psns = {qp: context["start_psn"] for qp, context in contexts.items()}
-    packets, waits = [], {qp: [] for qp in contexts}
+    packets, gathered, ends, stopped = [], [], {qp: [] for qp in contexts}, set()
     for item in ops:
         qp = item["qp"]
+        ends[qp].append((item, Status.FLUSHED if qp in stopped else item["status"]))
+        if item["status"] != Status.SUCCESS:
+            stopped.add(qp)
         if not sends(item):
-            waits[qp].append((item, None))
             continue
         new = write_packets(
             bytes_of(item),
@@ -87,10 +92,11 @@ def ref_packets(ops, contexts, ack_every=0):
             qp=qp,
             wqe_index=item["wqe_index"],
         )
-        packets += new
-        psns[qp] = (psns[qp] + len(new)) & PSN_MASK
-        waits[qp].append((item, (psns[qp] - 1) & PSN_MASK))
-    return packets, waits
+        gathered += new
+        if qp not in stopped:
+            packets += new
+            psns[qp] = (psns[qp] + len(new)) & PSN_MASK
+    return packets, gathered, ends
 
 
 def payload_lines(packets):
@@ -127,14 +133,17 @@ class Run:
         starts=None,
     ):
         self.dut = dut = Requester(structure)
-        packets, self.waits = ref_packets(ops, contexts, ack_every)
+        packets, gathered, self.ends = ref_packets(ops, contexts, ack_every)
         self.expected = [normal(beat) for packet in packets for beat in packet]
         start = len(contexts) + 1
         self.ops = Source(
             dut.ops, list(zip(starts or [start] * len(ops), ops, strict=True)), idle, seed
         )
         self.lines = Source(
-            dut.payload, payload_lines(packets) if lines is None else lines(packets), idle, seed + 1
+            dut.payload,
+            payload_lines(gathered) if lines is None else lines(gathered),
+            idle,
+            seed + 1,
         )
         self.acks = Source(dut.acks, acks, idle, seed + 2)
 
@@ -249,16 +258,20 @@ def test_packets_and_retirement_match_reference(seed, idle, stall, ack_every):
         assert [r["blocks"] for r in run.retired.words if r["qp"] == qp] == [
             item["blocks"] for item in mine
         ]
-        reported = [item for item in mine if item["signaled"] or item["status"] != Status.SUCCESS]
+        reported = [
+            (item, status)
+            for item, status in run.ends[qp]
+            if item["signaled"] or status != Status.SUCCESS
+        ]
         assert [c for c in run.completions.words if c["qp"] == qp] == [
             {
                 "qp": qp,
                 "wqe_index": item["wqe_index"],
                 "vendor_opcode": item["vendor_opcode"],
                 "length": item["length"],
-                "status": item["status"].value,
+                "status": status.value,
             }
-            for item in reported
+            for item, status in reported
         ]
     assert not run.bench.of("on_dropped")
 
@@ -277,7 +290,7 @@ def test_segmentation_at_the_mtu(length):
 def test_one_ack_retires_all_before_it_in_order():
     contexts = contexts_of(1)
     ops = [op(0, i, 300 if i % 2 else 8, signaled=int(i == 5)) for i in range(6)]
-    last = ref_packets(ops, contexts)[1][0][-1][1]
+    last = ref_packets(ops, contexts)[0][-1][0]["bth"]["psn"]
     run = Run(ops, contexts, acks=[(200, ack_beat(last, dest_qp=0x500))])
     assert run.retired_of(0) == list(range(6))
     cycles = [cycle for cycle, _ in run.retired.items]
@@ -314,7 +327,7 @@ def test_nop_and_failed_operations_retire_behind_what_is_outstanding():
         op(0, 2, verb=Verb.NOP),
         op(0, 3, 8, status=Status.LOCAL_QP_OPERATION, signaled=0),
         op(1, 0, verb=Verb.NOP),
-        op(0, 4, 8),
+        op(0, 4, 700),
         op(0, 5, verb=Verb.NOP),
     ]
     run = Run(
@@ -329,12 +342,13 @@ def test_nop_and_failed_operations_retire_behind_what_is_outstanding():
         (101, 0, 1),
         (102, 0, 2),
         (103, 0, 3),
-        (151, 0, 4),
-        (152, 0, 5),
+        (104, 0, 4),
+        (105, 0, 5),
     ]
     assert [event[1:] for event in events if event[0] < 50] == [(0, 0), (1, 0)]
     assert events[0][0] == run.ops.taken[0][0] + 3, "closed form"
-    assert [c["status"] for c in run.completions.words if c["wqe_index"] == 3] == [2]
+    done = {c["wqe_index"]: c["status"] for c in run.completions.words if c["qp"] == 0}
+    assert done == {0: 0, 1: 0, 2: 0, 3: 2, 4: 5, 5: 5}
 
 
 def test_acks_for_nothing_are_dropped_and_change_nothing():
@@ -344,21 +358,21 @@ def test_acks_for_nothing_are_dropped_and_change_nothing():
         (51, ack_beat(PSN_MASK, dest_qp=0x500)),
         (52, ack_beat(0, dest_qp=0x600)),
         (53, ack_beat(0, dest_qp=0x502)),
-        (54, ack_beat(0, dest_qp=0x500, syndrome=0x60)),
+        (54, ack_beat(0, dest_qp=0x500, syndrome=0x64)),
         (55, ack_beat(7, dest_qp=0x501)),
     ]
     good = [(100, ack_beat(0, dest_qp=0x500)), (110, ack_beat(0, dest_qp=0x500))]
     run = Run([op(0, 0, 8)], contexts, acks=bad + good)
     assert [(event["reason"], event["qp"]) for event in run.bench.of("on_dropped")] == [
         (DropReason.ACK_UNEXPECTED.value, 0x500),
-        (DropReason.ACK_UNEXPECTED.value, 0x500),
+        (DropReason.ACK_OLD.value, 0x500),
         (DropReason.PACKET_UNKNOWN_QP.value, 0x600),
         (DropReason.PACKET_UNKNOWN_QP.value, 0x502),
         (DropReason.PACKET_OPCODE.value, 0x500),
         (DropReason.ACK_UNEXPECTED.value, 0x501),
-        (DropReason.ACK_UNEXPECTED.value, 0x500),
+        (DropReason.ACK_OLD.value, 0x500),
     ]
-    assert run.bench.of("on_dropped")[4]["info"] == 0x60000000
+    assert run.bench.of("on_dropped")[4]["info"] == 0x64000000
     assert [cycle for cycle, _ in run.retired.items] == [101]
     assert run.bench.of("on_ack_received") == [{"qp": 0, "psn": 0, "syndrome": 0x1F}]
 

@@ -130,7 +130,9 @@ REFUSED = [
     (PUT + "[nic]\ntx_ns = -1\n", "nic.tx_ns", "allowed 0 to 1000"),
     (PUT + "[nic]\ntx_ns = nan\n", "nic.tx_ns", "a number"),
     (PUT + "[nic]\ntx_ns = true\n", "nic.tx_ns", "a number"),
-    (PUT + "[nic]\nack_timeout = 14\n", "nic.ack_timeout", "allowed 0"),
+    (PUT + "[nic]\nack_timeout = 32\n", "nic.ack_timeout", "allowed 0 to 31"),
+    (PUT + "[nic]\nretry_count = 8\n", "nic.retry_count", "allowed 0 to 7"),
+    (PUT + "[nic]\ntimer_scale = 0\n", "nic.timer_scale", "allowed 0.0001 to 1"),
     (PUT + "[nic]\nmtu_bytes = 1500\n", "nic.mtu_bytes", "powers of two from 256 to 4096"),
     (
         PUT + "[nic]\npayload_tags = 512\n",

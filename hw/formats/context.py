@@ -9,7 +9,7 @@ from amaranth.lib import data, enum
 
 from .tlp import ADDRESS_BITS
 
-__all__ = ["ConfigWrite", "CqContext", "RxContext", "SqContext", "Table", "TxContext"]
+__all__ = ["ConfigWrite", "CqContext", "QpState", "RxContext", "SqContext", "Table", "TxContext"]
 
 
 class Table(enum.Enum, shape=4):
@@ -18,6 +18,21 @@ class Table(enum.Enum, shape=4):
     TX = 2
     RX = 3
     CQ = 4
+
+
+class QpState(enum.Enum, shape=3):
+    """States of a QP, numbered as verbs do. A QP is in RESET until it has a context, then in RTS;
+    the rest of the way there belongs to software.
+    """
+
+    RESET = 0
+    INIT = 1
+    RTR = 2
+    RTS = 3
+    SQD = 4
+    SQE = 5
+    #: Every WQE is completed without being executed.
+    ERR = 6
 
 
 class ConfigWrite(data.Struct):
@@ -54,6 +69,12 @@ class TxContext(data.Struct):
     mtu_log2: 4
     #: Wire port of the QP: its packets leave by it.
     port: 1
+    #: Exponent t of the ACK timeout, 4.096 us x 2^t; 0: never.
+    ack_timeout: 5
+    #: Timeouts and sequence NAKs in succession that are borne, without progress in between.
+    retry_count: 3
+    #: The same for RNR NAKs; 7: any number.
+    rnr_retry: 3
 
 
 class RxContext(data.Struct):

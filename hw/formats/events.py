@@ -6,6 +6,8 @@ Every event has a number (kind) and a Struct of at most 160 bits, emitted in one
 
 from amaranth.lib import data
 
+from .context import QpState
+from .op import Status
 from .tlp import ADDRESS_BITS, Mark, TlpClass
 
 __all__ = [
@@ -20,7 +22,10 @@ __all__ = [
     "Fetched",
     "PayloadArrived",
     "PayloadRequested",
+    "QpStateChanged",
     "Retired",
+    "Retransmitted",
+    "RetryReason",
     "RingSeen",
     "RxLast",
     "SoftwareEvent",
@@ -59,6 +64,8 @@ class EventKind(enum.Enum, shape=16):
     TLP_SENT = 28
     DROPPED = 29
     STALL = 30
+    RETRANSMITTED = 31
+    QP_STATE = 32
 
 
 class DropReason(enum.Enum, shape=8):
@@ -78,7 +85,7 @@ class DropReason(enum.Enum, shape=8):
     PACKET_PSN = 7
     #: An opcode that is not served, or one out of place in its message, or with a wrong length.
     PACKET_OPCODE = 8
-    #: ACK for nothing that is outstanding.
+    #: ACK or NAK of a packet that was never sent.
     ACK_UNEXPECTED = 9
     #: A completion for a queue that has no CQ context.
     CQ_UNKNOWN = 10
@@ -91,6 +98,15 @@ class DropReason(enum.Enum, shape=8):
     #: A push of several lines of which not all came, or not in a row: its WQE is fetched. Not an
     #: error.
     PUSH_TORN = 13
+    #: ACK or NAK of a packet that was acknowledged before. Not an error.
+    ACK_OLD = 16
+    #: ACK or NAK for a QP in error.
+    ACK_QP_ERROR = 17
+    #: A sequence or RNR NAK while the QP recovers anyway. Not an error.
+    NAK_IGNORED = 18
+    #: A send queue was set up anew while the NIC was at work on it. `info` is the index up to which
+    #: it had asked for blocks, and in bits 31:16 that up to which they were retired.
+    SQ_BUSY = 19
     #: A request that was executed before; it is acknowledged again. Not an error.
     PACKET_DUPLICATE = 24
     #: A request for a QP that refused an earlier one.
@@ -109,6 +125,15 @@ class StallCause(enum.Enum, shape=8):
     COMPLETION_CREDITS = 9
     TOTAL_RATE = 10
     WQE_LINES = 11
+
+
+class RetryReason(enum.Enum, shape=8):
+    """Why packets are sent again."""
+
+    SEQUENCE_NAK = 1
+    TIMEOUT = 2
+    #: The wait that an RNR NAK asked for is over.
+    RNR = 3
 
 
 class SoftwareEvent(data.Struct):
@@ -271,6 +296,26 @@ class Stall(data.Struct):
     active: 1
 
 
+class Retransmitted(data.Struct):
+    """A QP starts again at its oldest unacknowledged packet (which will be on the wire later)."""
+
+    qp: 12
+    psn: 24
+    #: WQE that the packet belongs to, and the number of the packet within it.
+    wqe_index: 16
+    skip: 24
+    reason: RetryReason
+
+
+class QpStateChanged(data.Struct):
+    """A QP went into error (`cause`: the status that did it), or was set up again after one."""
+
+    qp: 12
+    old: QpState
+    new: QpState
+    cause: Status
+
+
 #: Payload layout of each kind.
 EVENTS = {
     **dict.fromkeys(
@@ -300,6 +345,8 @@ EVENTS = {
     EventKind.TLP_SENT: TlpSent,
     EventKind.DROPPED: Dropped,
     EventKind.STALL: Stall,
+    EventKind.RETRANSMITTED: Retransmitted,
+    EventKind.QP_STATE: QpStateChanged,
 }
 
 for _layout in EVENTS.values():

@@ -3,7 +3,17 @@
 from amaranth.hdl import unsigned
 from amaranth.lib import data, enum
 
-__all__ = ["Completion", "Op", "Piece", "PushLine", "Retirement", "Ring", "Status", "Verb"]
+__all__ = [
+    "Completion",
+    "Op",
+    "Piece",
+    "PushLine",
+    "Resume",
+    "Retirement",
+    "Ring",
+    "Status",
+    "Verb",
+]
 
 
 class Verb(enum.Enum, shape=4):
@@ -16,6 +26,15 @@ class Status(enum.Enum, shape=8):
 
     SUCCESS = 0x00
     LOCAL_QP_OPERATION = 0x02
+    #: The QP was in error before the operation was done.
+    FLUSHED = 0x05
+    REMOTE_INVALID_REQUEST = 0x12
+    REMOTE_ACCESS = 0x13
+    REMOTE_OPERATION = 0x14
+    #: The peer did not answer, or asked for the same packets, too often.
+    TRANSPORT_RETRY_EXCEEDED = 0x15
+    #: The peer was not ready too often.
+    RNR_RETRY_EXCEEDED = 0x16
 
 
 class Op(data.Struct):
@@ -31,11 +50,15 @@ class Op(data.Struct):
     solicited: 1
     #: Bytes of the message.
     length: 32
+    #: Packets at its start that the peer has acknowledged: no pieces come for them, and they are
+    #: not sent again.
+    skip: 24
     raddr: 64
     rkey: 32
     #: Opcode byte of the WQE, returned in the CQE.
     vendor_opcode: 8
-    #: Anything but SUCCESS: the WQE could not be decoded; it is completed so and sends nothing.
+    #: Anything but SUCCESS: the WQE is not executed; it has no pieces, is completed so and sends
+    #: nothing.
     status: Status
 
 
@@ -95,3 +118,13 @@ class Retirement(data.Struct):
 
     qp: 12
     blocks: 5
+
+
+class Resume(data.Struct):
+    """A held QP goes on."""
+
+    qp: 12
+    #: From its oldest WQE that is not retired, which is read again; low: from where it stands.
+    again: 1
+    #: Packets of that WQE that are already acknowledged.
+    skip: 24
