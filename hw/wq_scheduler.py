@@ -14,7 +14,6 @@ from .formats.events import (
     FetchRequested,
     RingSeen,
     Stall,
-    StallCause,
 )
 from .formats.op import PushLine, Resume, Retirement, Ring
 from .formats.tlp import MarkKind
@@ -23,7 +22,7 @@ from .lib.stream import connect, skid
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
 from .qp_table import QpTable
-from .turn_queue import TurnQueue
+from .turn_queue import TurnNap, TurnQueue, WindowMeter
 from .wqe_intake import PushedBlock
 
 __all__ = ["WqScheduler"]
@@ -165,145 +164,219 @@ class WqScheduler(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.turns = turns = TurnQueue(self._structure, 3)
-        m.submodules.request_queue = request_queue = skid(ReadRequest)
-        connect(m, request_queue.o, self.requests)
-        back, woken, fresh = turns.add
+        m.submodules.turns = self._turns = TurnQueue(self._structure, 3)
+        m.submodules.nap = self._nap = TurnNap(self._structure)
+        m.submodules.window_meter = self._window_meter = WindowMeter(self._structure)
+        m.submodules.request_queue = self._request_queue = skid(ReadRequest)
+        connect(m, self._request_queue.o, self.requests)
+        wiring.connect(m, self._window_meter.event, wiring.flipped(self.on_stall_window))
+        self._back, self._woken, self._fresh = self._turns.add
+        # The QP that has its turn, since one cycle at least: its context is there. `rest`: blocks
+        # of its turn behind the end of the ring.
+        self._turn, self._turn_qp, self._rest = Signal(), Signal(12), Signal(6)
+        self._ends = Signal()
 
+        self._tables(m)
+        self._take_rings(m)
+        self._pass_pushes(m)
+        self._wake(m)
+        self._drain(m)
+        self._plan(m)
+        self._ask(m)
+        self._keep_rate(m)
+        self._give_turns(m)
+        self._report_rings(m)
+        self._report_requests(m)
+        m.d.comb += [
+            self.due.eq(Mux(self._nap.asleep, self._nap.until, NEVER)),
+            self.quiet.eq(
+                ((self._turns.level == 0) | self._nap.asleep)
+                & ~self._turn
+                & ~self._passing
+                & self._request_queue.empty
+                & ~self.on_stall_window.valid
+            ),
+        ]
+        return m
+
+    def _tables(self, m):
         def table(name, shape):
             return QpTable(m, name, shape, self._structure)
 
         # Indices of blocks: rung, asked for, cut into packets, retired. `pending`: the QP waits for
         # its turn, has it, or is parked.
-        producer = table("producer", 16)
-        fetched = table("fetched", 16)
-        finished = table("finished", 16)
-        retired = table("retired", 16)
-        pending, parked, held = table("pending", 1), table("parked", 1), table("held", 1)
+        self._producer, self._fetched = table("producer", 16), table("fetched", 16)
+        self._finished, self._retired = table("finished", 16), table("retired", 16)
+        self._pending, self._parked = table("pending", 1), table("parked", 1)
+        self._held = table("held", 1)
         # Time from which the rate allows a fetch; followers set off against it so far.
-        allowed, set_off = table("allowed", _TIME), table("set_off", 16)
-        depth_log2 = table("depth_log2", 4)
+        self._allowed, self._set_off = table("allowed", _TIME), table("set_off", 16)
+        self._depth_log2 = table("depth_log2", 4)
 
-        loads = Signal()
+        loads, loaded = Signal(), self.config.payload.index
         context = data.View(SqContext, self.config.payload.data[: data.Layout.cast(SqContext).size])
         m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.SQ))
         for each, start in (
-            (producer, context.start_index),
-            (fetched, context.start_index),
-            (finished, context.start_index),
-            (retired, context.start_index),
-            (pending, 0),
-            (parked, 0),
-            (held, 0),
-            (allowed, 0),
-            (set_off, 0),
-            (depth_log2, context.depth_log2),
+            (self._producer, context.start_index),
+            (self._fetched, context.start_index),
+            (self._finished, context.start_index),
+            (self._retired, context.start_index),
+            (self._pending, 0),
+            (self._parked, 0),
+            (self._held, 0),
+            (self._allowed, 0),
+            (self._set_off, 0),
+            (self._depth_log2, context.depth_log2),
         ):
-            each.write(self.config.payload.index, start, loads)
-        loaded, loaded_fetched = self.config.payload.index, fetched.read(self.config.payload.index)
-        self._report_busy(
-            m, loads, loaded, loaded_fetched, retired.read(loaded), pending.read(loaded)
-        )
+            each.write(loaded, start, loads)
 
-        # The QP that has its turn, since one cycle at least: its context is there. `rest`: blocks
-        # of its turn behind the end of the ring.
-        turn, turn_qp, rest = Signal(), Signal(12), Signal(6)
+        fetched, retired = self._fetched.read(loaded), self._retired.read(loaded)
+        m.d.comb += [
+            self.on_busy.valid.eq(loads & ((fetched != retired) | self._pending.read(loaded))),
+            self.on_busy.payload.reason.eq(DropReason.SQ_BUSY),
+            self.on_busy.payload.qp.eq(loaded),
+            self.on_busy.payload.info.eq(Cat(fetched, retired)),
+        ]
 
-        # Rings.
+    def _take_rings(self, m):
+        """A ring moves the producer, and its QP waits for a turn, if its push is not used."""
         ring = self.rings.payload
-        ends = Signal()
-        passing, using, unparks = Signal(), Signal(), Signal()
-        takes, ahead, known_ahead = Signal(), Signal(16), Signal(16)
-        accepted, usable = Signal(), Signal()
-        ring_fetched, ring_pending = fetched.read(ring.qp), pending.read(ring.qp)
-        ring_held = held.read(ring.qp)
-        ring_room = self._room(m, ring_fetched, retired.read(ring.qp), "ring_room")
+        self._passing, self._takes = Signal(), Signal()
+        self._accepted, self._usable = accepted, usable = Signal(), Signal()
+        ahead, known_ahead = Signal(16), Signal(16)
+        fetched, pending = self._fetched.read(ring.qp), self._pending.read(ring.qp)
+        held = self._held.read(ring.qp)
+        room = self._room(m, fetched, self._retired.read(ring.qp), "ring_room")
         m.d.comb += [
             self.asked_qp.eq(ring.qp),
             # Rings are taken whatever fetches wait for: their completions come behind posted
             # writes. A ring waits only in the cycle in which its QP's turn ends, or it resumes.
             self.rings.ready.eq(
-                ~passing
-                & ~(ends & (turn_qp == ring.qp))
+                ~self._passing
+                & ~(self._ends & (self._turn_qp == ring.qp))
                 & ~(self.resume.valid & (self.resume.payload.qp == ring.qp))
             ),
-            takes.eq(self.rings.valid & self.rings.ready),
-            ahead.eq(ring.producer - ring_fetched),
-            known_ahead.eq(producer.read(ring.qp) - ring_fetched),
-            accepted.eq((ahead > known_ahead) & ((ahead - 1) >> depth_log2.read(ring.qp) == 0)),
+            self._takes.eq(self.rings.valid & self.rings.ready),
+            ahead.eq(ring.producer - fetched),
+            known_ahead.eq(self._producer.read(ring.qp) - fetched),
+            accepted.eq(
+                (ahead > known_ahead) & ((ahead - 1) >> self._depth_log2.read(ring.qp) == 0)
+            ),
             usable.eq(
                 accepted
                 & ring.pushed
                 & self.push_room
-                & ~ring_pending
-                & ~ring_held
-                & (ring.index == ring_fetched)
-                & (self.arrived == ring_fetched)
-                & (ring_room >= ring.blocks)
-                & (_whole(allowed.read(ring.qp)) <= self.now)
+                & ~pending
+                & ~held
+                & (ring.index == fetched)
+                & (self.arrived == fetched)
+                & (room >= ring.blocks)
+                & (_whole(self._allowed.read(ring.qp)) <= self.now)
             ),
-            fresh.qp.eq(ring.qp),
-            fresh.valid.eq(takes & accepted & ~usable & ~ring_pending & ~ring_held),
+            self._fresh.qp.eq(ring.qp),
+            self._fresh.valid.eq(self._takes & accepted & ~usable & ~pending & ~held),
         ]
-        producer.write(ring.qp, ring.producer, takes & accepted)
-        pending.write(ring.qp, 1, fresh.valid)
-        fetched.write(ring.qp, ring_fetched + ring.blocks, takes & usable)
-        allowed.write(ring.qp, _fixed(self.now) + self.timing.qp_interval, takes & usable)
+        uses = self._takes & usable
+        self._producer.write(ring.qp, ring.producer, self._takes & accepted)
+        self._pending.write(ring.qp, 1, self._fresh.valid)
+        self._fetched.write(ring.qp, fetched + ring.blocks, uses)
+        self._allowed.write(ring.qp, _fixed(self.now) + self.timing.qp_interval, uses)
 
-        # Lines of a push are passed on or dropped before the next ring is taken.
-        pushed_qp = Signal(12)
-        with m.If(takes):
-            m.d.sync += [passing.eq(ring.pushed), using.eq(usable), pushed_qp.eq(ring.qp)]
+    def _pass_pushes(self, m):
+        """Lines of a push are passed on or dropped before the next ring is taken."""
+        passing, using, qp = self._passing, Signal(), Signal(12)
+        with m.If(self._takes):
+            m.d.sync += [
+                passing.eq(self.rings.payload.pushed),
+                using.eq(self._usable),
+                qp.eq(self.rings.payload.qp),
+            ]
         with m.Elif(self.pushes.valid & self.pushes.ready & self.pushes.payload.last):
             m.d.sync += passing.eq(0)
         m.d.comb += [
-            self.pushed.payload.qp.eq(pushed_qp),
+            self.pushed.payload.qp.eq(qp),
             self.pushed.payload.data.eq(self.pushes.payload.data),
             self.pushed.valid.eq(passing & using & self.pushes.valid),
             self.pushes.ready.eq(passing & (self.pushed.ready | ~using)),
         ]
 
-        # Retirements make room; a QP that resumes waits for its turn as if it had been rung.
+    def _wake(self, m):
+        """Retirements make room; a QP that resumes waits for its turn as if it had been rung."""
         leaving, resume = self.retired.payload, self.resume
-        waking, waking_parked = Signal(12), Signal()
+        qp, parked = Signal(12), Signal()
         m.d.comb += [
-            waking.eq(Mux(resume.valid, resume.payload.qp, leaving.qp)),
-            waking_parked.eq(parked.read(waking)),
-            woken.qp.eq(waking),
-            woken.valid.eq(
+            qp.eq(Mux(resume.valid, resume.payload.qp, leaving.qp)),
+            parked.eq(self._parked.read(qp)),
+            self._woken.qp.eq(qp),
+            self._woken.valid.eq(
                 Mux(
                     resume.valid,
-                    waking_parked | ~pending.read(waking),
-                    self.retired.valid & waking_parked,
+                    parked | ~self._pending.read(qp),
+                    self.retired.valid & parked,
                 )
             ),
-            unparks.eq(woken.valid & waking_parked),
+            self._window_meter.wakes.eq(self._woken.valid & parked),
         ]
-        retired.write(leaving.qp, retired.read(leaving.qp) + leaving.blocks, self.retired.valid)
-        parked.write(waking, 0, woken.valid)
-        pending.write(waking, 1, resume.valid)
-        self._drain(m, fetched, finished, retired, held, turn & (turn_qp == self.draining_qp))
+        self._retired.write(
+            leaving.qp, self._retired.read(leaving.qp) + leaving.blocks, self.retired.valid
+        )
+        self._parked.write(qp, 0, self._woken.valid)
+        self._pending.write(qp, 1, resume.valid)
 
-        # What the QP that has its turn may ask for.
-        index, until = fetched.read(turn_qp), allowed.read(turn_qp)
-        behind, window = Signal(16), self._room(m, index, retired.read(turn_qp), "window")
-        first, wanted, count = Signal(6), Signal(6), Signal(6)
-        slot, to_end = Signal(15), Signal(16)
-        open_ = Signal()
+    def _drain(self, m):
+        """A QP is held until nothing of it is under way, and started again."""
+        done, qp, resume = self.finished.payload, self.draining_qp, self.resume.payload
+        starts = Signal()
         m.d.comb += [
+            self.drained.eq(
+                ~(self._turn & (self._turn_qp == qp))
+                & (self._fetched.read(qp) == self.draining_arrived)
+                & (self._finished.read(qp) == self.whole)
+            ),
+            starts.eq(self.resume.valid & resume.again),
+            self.restart.valid.eq(starts),
+            self.restart.qp.eq(resume.qp),
+            self.restart.index.eq(self._retired.read(resume.qp)),
+        ]
+        self._finished.write(
+            done.qp, self._finished.read(done.qp) + done.blocks, self.finished.valid
+        )
+        self._held.write(self.hold.qp, 1, self.hold.valid)
+        self._held.write(resume.qp, 0, self.resume.valid)
+        for table in (self._fetched, self._finished):
+            table.write(resume.qp, self.restart.index, starts)
+
+    def _plan(self, m):
+        """What the QP that has its turn may ask for."""
+        qp, rest = self._turn_qp, self._rest
+        self._index, self._until = index, until = self._fetched.read(qp), self._allowed.read(qp)
+        self._behind, self._window = (
+            Signal(16),
+            self._room(m, index, self._retired.read(qp), "window"),
+        )
+        self._wanted, self._count, self._slot = Signal(6), Signal(6), Signal(15)
+        first, depth, to_end = Signal(6), Signal(16), Signal(16)
+        self._open = Signal()
+        m.d.comb += [
+            self.turn_qp.eq(qp),
             # Of a QP that is held there is nothing to be done.
-            behind.eq(Mux(held.read(turn_qp), 0, producer.read(turn_qp) - index)),
-            first.eq(self._least(m, self.timing.fetch_blocks, behind, window)),
-            wanted.eq(Mux(rest != 0, rest, first)),
-            to_end.eq((Const(1, 16) << self.sq.data.depth_log2)[:16] - slot),
-            slot.eq(index & ((Const(1, 16) << self.sq.data.depth_log2)[:16] - 1)),
-            count.eq(Mux(wanted > to_end, to_end, wanted)),
-            open_.eq((_whole(until) <= self.now) | (rest != 0)),
+            self._behind.eq(Mux(self._held.read(qp), 0, self._producer.read(qp) - index)),
+            first.eq(self._least(m, self.timing.fetch_blocks, self._behind, self._window)),
+            self._wanted.eq(Mux(rest != 0, rest, first)),
+            depth.eq(Const(1, 16) << self.sq.data.depth_log2),
+            self._slot.eq(index & (depth - 1)),
+            to_end.eq(depth - self._slot),
+            self._count.eq(Mux(self._wanted > to_end, to_end, self._wanted)),
+            self._open.eq((_whole(until) <= self.now) | (rest != 0)),
         ]
 
-        # What it does: nothing left; park; go to the back for the rate; ask.
-        done, parks, waits, asks = Signal(), Signal(), Signal(), Signal()
-        asked, more = Signal(), Signal()
+    def _ask(self, m):
+        """What it does: nothing left; park; go to the back for the rate; ask."""
+        turn, qp, behind, window = self._turn, self._turn_qp, self._behind, self._window
+        self._done, self._parks, self._waits = done, parks, waits = Signal(), Signal(), Signal()
+        asks, last, more = Signal(), Signal(), Signal()
+        self._asked = asked = Signal()
+        request_queue = self._request_queue
         m.d.comb += [
             done.eq(turn & (behind == 0)),
             # Room that comes in this very cycle would be missed.
@@ -311,108 +384,75 @@ class WqScheduler(wiring.Component):
                 turn
                 & (behind != 0)
                 & (window == 0)
-                & ~(self.retired.valid & (leaving.qp == turn_qp))
+                & ~(self.retired.valid & (self.retired.payload.qp == qp))
             ),
-            waits.eq(turn & (behind != 0) & (window != 0) & ~open_),
-            asks.eq(turn & (behind != 0) & (window != 0) & open_),
+            waits.eq(turn & (behind != 0) & (window != 0) & ~self._open),
+            asks.eq(turn & (behind != 0) & (window != 0) & self._open),
             asked.eq(asks & request_queue.i.ready),
-            more.eq(behind != count),
-            ends.eq(done | parks | waits | (asked & (wanted == count))),
-            back.qp.eq(turn_qp),
-            back.valid.eq(waits | (asked & (wanted == count) & more)),
+            last.eq(asked & (self._wanted == self._count)),
+            more.eq(behind != self._count),
+            self._ends.eq(done | parks | waits | last),
+            self._back.qp.eq(qp),
+            self._back.valid.eq(waits | (last & more)),
+            self._window_meter.parks.eq(parks),
+            self._window_meter.now.eq(self.now),
         ]
-        pending.write(turn_qp, 0, done | (asked & (wanted == count) & ~more))
-        parked.write(turn_qp, 1, parks)
-        fetched.write(turn_qp, index + count, asked)
+        self._pending.write(qp, 0, done | (last & ~more))
+        self._parked.write(qp, 1, parks)
+        self._fetched.write(qp, self._index + self._count, asked)
         with m.If(asked):
-            m.d.sync += rest.eq(wanted - count)
+            m.d.sync += self._rest.eq(self._wanted - self._count)
 
         request = request_queue.i.payload
         m.d.comb += [
             request_queue.i.valid.eq(asks),
-            request.address.eq(self.sq.data.base + Cat(Const(0, 6), slot)),
-            request.length.eq(Cat(Const(0, 6), count)),
-            request.context.eq(turn_qp),
+            request.address.eq(self.sq.data.base + Cat(Const(0, 6), self._slot)),
+            request.length.eq(Cat(Const(0, 6), self._count)),
+            request.context.eq(qp),
             request.mark.kind.eq(MarkKind.FETCH),
-            request.mark.qp.eq(turn_qp),
-            request.mark.index.eq(index),
+            request.mark.qp.eq(qp),
+            request.mark.index.eq(self._index),
         ]
 
-        # The rate: a QP that comes late only because others had their turns before it keeps its
-        # place in time.
-        start, follower_count, off, cost = Signal(_TIME), Signal(16), Signal(6), Signal(30)
+    def _keep_rate(self, m):
+        """The rate: a QP that comes late only because others had their turns before it keeps its
+        place in time.
+        """
+        qp, until, count = self._turn_qp, self._until, self._count
+        start, followers, off, cost = Signal(_TIME), Signal(16), Signal(6), Signal(30)
+        level = self._turns.level
         m.d.comb += [
-            self.turn_qp.eq(turn_qp),
-            start.eq(Mux(_whole(until) + turns.level + 1 >= self.now, until, _fixed(self.now))),
-            follower_count.eq(self.followers - set_off.read(turn_qp)),
-            off.eq(Mux(follower_count < count, follower_count, count)),
+            start.eq(Mux(_whole(until) + level + 1 >= self.now, until, _fixed(self.now))),
+            followers.eq(self.followers - self._set_off.read(qp)),
+            off.eq(Mux(followers < count, followers, count)),
             cost.eq((count - off)[:6] * self.timing.qp_interval),
         ]
-        allowed.write(turn_qp, start + cost, asked)
-        set_off.write(turn_qp, set_off.read(turn_qp) + off, asked)
+        self._allowed.write(qp, start + cost, self._asked)
+        self._set_off.write(qp, self._set_off.read(qp) + off, self._asked)
 
-        # Once every QP has been sent to the back by its rate, nobody is looked at before the first
-        # may go.
-        looked_at, asleep = Signal(range(self._structure.qps + 1)), Signal()
-        soonest = Signal(NOW_BITS, init=NEVER)
-        m.d.comb += asleep.eq(
-            (turns.level != 0) & (looked_at >= turns.level) & (soonest > self.now)
-        )
-        with m.If(woken.valid | fresh.valid | asked | parks | done | (soonest <= self.now)):
-            m.d.sync += [looked_at.eq(0), soonest.eq(NEVER)]
-        with m.Elif(waits):
-            with m.If(looked_at != self._structure.qps):
-                m.d.sync += looked_at.eq(looked_at + 1)
-            with m.If(_whole(until) < soonest):
-                m.d.sync += soonest.eq(_whole(until))
-
-        # The next QP gets its turn; its context is read at the same time.
-        gives = Signal()
+        nap = self._nap
         m.d.comb += [
-            turns.o.ready.eq((~turn | ends) & ~asleep),
-            gives.eq(turns.o.valid & turns.o.ready),
-            self.sq.address.eq(Mux(gives, turns.o.payload, turn_qp)),
+            nap.now.eq(self.now),
+            nap.level.eq(level),
+            nap.moves.eq(
+                self._woken.valid | self._fresh.valid | self._asked | self._parks | self._done
+            ),
+            nap.waits.eq(self._waits),
+            nap.allowed.eq(_whole(until)),
+        ]
+
+    def _give_turns(self, m):
+        """The next QP gets its turn; its context is read at the same time."""
+        turns, gives = self._turns.o, Signal()
+        m.d.comb += [
+            turns.ready.eq((~self._turn | self._ends) & ~self._nap.asleep),
+            gives.eq(turns.valid & turns.ready),
+            self.sq.address.eq(Mux(gives, turns.payload, self._turn_qp)),
         ]
         with m.If(gives):
-            m.d.sync += [turn.eq(1), turn_qp.eq(turns.o.payload), rest.eq(0)]
-        with m.Elif(ends):
-            m.d.sync += turn.eq(0)
-
-        self._report_rings(m, takes, ring, accepted, usable)
-        self._report_requests(m)
-        self._report_window(m, parks, unparks)
-        m.d.comb += [
-            self.due.eq(Mux(asleep, soonest, NEVER)),
-            self.quiet.eq(
-                ((turns.level == 0) | asleep)
-                & ~turn
-                & ~passing
-                & request_queue.empty
-                & ~self.on_stall_window.valid
-            ),
-        ]
-        return m
-
-    def _drain(self, m, fetched, finished, retired, held, has_turn):
-        """Holds a QP until nothing of it is under way, and starts it again."""
-        done, qp, resume = self.finished.payload, self.draining_qp, self.resume.payload
-        starts = Signal()
-        m.d.comb += [
-            self.drained.eq(
-                ~has_turn
-                & (fetched.read(qp) == self.draining_arrived)
-                & (finished.read(qp) == self.whole)
-            ),
-            starts.eq(self.resume.valid & resume.again),
-            self.restart.valid.eq(starts),
-            self.restart.qp.eq(resume.qp),
-            self.restart.index.eq(retired.read(resume.qp)),
-        ]
-        finished.write(done.qp, finished.read(done.qp) + done.blocks, self.finished.valid)
-        held.write(self.hold.qp, 1, self.hold.valid)
-        held.write(resume.qp, 0, self.resume.valid)
-        for table in (fetched, finished):
-            table.write(resume.qp, self.restart.index, starts)
+            m.d.sync += [self._turn.eq(1), self._turn_qp.eq(turns.payload), self._rest.eq(0)]
+        with m.Elif(self._ends):
+            m.d.sync += self._turn.eq(0)
 
     def _room(self, m, fetched, retired, name):
         """Blocks that the window of a QP has room for."""
@@ -438,13 +478,14 @@ class WqScheduler(wiring.Component):
             least = smaller
         return least
 
-    def _report_rings(self, m, takes, ring, accepted, usable):
+    def _report_rings(self, m):
+        ring, accepted, usable = self.rings.payload, self._accepted, self._usable
         m.d.comb += [
-            self.on_ring_seen.valid.eq(takes & accepted),
+            self.on_ring_seen.valid.eq(self._takes & accepted),
             self.on_ring_seen.payload.qp.eq(ring.qp),
             self.on_ring_seen.payload.producer.eq(ring.producer),
             self.on_ring_seen.payload.pushed.eq(usable),
-            self.on_dropped.valid.eq(takes & (~accepted | (ring.pushed & ~usable))),
+            self.on_dropped.valid.eq(self._takes & (~accepted | (ring.pushed & ~usable))),
             self.on_dropped.payload.reason.eq(
                 Mux(accepted, DropReason.PUSH_NOT_USED, DropReason.DOORBELL_STALE)
             ),
@@ -452,36 +493,11 @@ class WqScheduler(wiring.Component):
             self.on_dropped.payload.info.eq(Mux(accepted, ring.index, ring.producer)),
         ]
 
-    def _report_busy(self, m, loads, qp, fetched, retired, pending):
-        m.d.comb += [
-            self.on_busy.valid.eq(loads & ((fetched != retired) | pending)),
-            self.on_busy.payload.reason.eq(DropReason.SQ_BUSY),
-            self.on_busy.payload.qp.eq(qp),
-            self.on_busy.payload.info.eq(Cat(fetched, retired)),
-        ]
-
     def _report_requests(self, m):
+        request = self.requests.payload
         m.d.comb += [
             self.on_fetch_requested.valid.eq(self.requests.valid & self.requests.ready),
-            self.on_fetch_requested.payload.qp.eq(self.requests.payload.mark.qp),
-            self.on_fetch_requested.payload.wqe_index.eq(self.requests.payload.mark.index),
-            self.on_fetch_requested.payload.blocks.eq(self.requests.payload.length[6:]),
-        ]
-
-    def _report_window(self, m, parks, wakes):
-        """One event per stretch of time in which a QP is parked.
-
-        It is measured with `now`, since a node with parked QPs may be quiet.
-        """
-        count, since, ended = Signal(range(self._structure.qps + 1)), Signal(NOW_BITS), Signal()
-        m.d.sync += [
-            count.eq(count + parks - wakes),
-            ended.eq((count == 1) & wakes & ~parks),
-        ]
-        with m.If((count == 0) & parks):
-            m.d.sync += since.eq(self.now)
-        m.d.comb += [
-            self.on_stall_window.valid.eq(ended),
-            self.on_stall_window.payload.cause.eq(StallCause.WINDOW),
-            self.on_stall_window.payload.cycles.eq(self.now - since),
+            self.on_fetch_requested.payload.qp.eq(request.mark.qp),
+            self.on_fetch_requested.payload.wqe_index.eq(request.mark.index),
+            self.on_fetch_requested.payload.blocks.eq(request.length[6:]),
         ]

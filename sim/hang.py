@@ -82,6 +82,7 @@ class _Streams:
         self.sent = joins.sent(EventKind.TX_LAST, REQUEST_OPCODES)
         self.acks = joins.of(EventKind.ACK_RECEIVED, index="psn")
         self.drops = joins.events.of(EventKind.DROPPED)
+        self.retries = joins.of(EventKind.RETRANSMITTED)
         self.received = joins.events.of(EventKind.RX_LAST)
         self.transmitted = joins.events.of(EventKind.TX_FIRST)
 
@@ -172,6 +173,9 @@ def _on_the_wire(streams, queue, key, far):
         else "no ACK processed"
     )
     text = f"{waiting} blocks on the wire up to PSN {psn}, {answer}"
+    again = streams.retries["cycle"][streams.retries["group"] == key]
+    if len(again):
+        text += f"; started again {len(again)} times, the last in cycle {int(again[-1])}"
     if far is None:
         return text
     peer, peer_qp = far

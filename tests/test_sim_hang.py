@@ -3,7 +3,7 @@ import json
 import pytest
 from support_log import FAR, Log
 
-from hw.formats.events import DropReason, EventKind
+from hw.formats.events import DropReason, EventKind, RetryReason
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import MarkKind
 from sim.hang import LAST_EVENTS, hang_report
@@ -57,6 +57,24 @@ def drop_acks(log, first):
             qp=0,
             info=RoceOpcode.ACK.value << 8,
         )
+
+
+def test_starts_again_are_counted():
+    log = good_log()
+    drop_acks(log, 2)
+    for cycle in (21_000, 22_000):
+        log.add(
+            EventKind.RETRANSMITTED,
+            cycle,
+            0,
+            qp=0,
+            wqe_index=2,
+            psn=2,
+            skip=0,
+            reason=RetryReason.TIMEOUT,
+        )
+    (wait,) = report(log, posted=6, rung=6, completed=2)["waits"]
+    assert "PSN 1; started again 2 times, the last in cycle 22000; node 1 received" in wait
 
 
 def test_dropped_acks_are_named_with_queue_and_indices():

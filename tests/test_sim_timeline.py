@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from support_log import FAR, STEP, Log, repeat
 
-from hw.formats.events import EventKind
+from hw.formats.events import EventKind, RetryReason
+from hw.formats.roce import RoceOpcode
 from sim.timeline import ABSENT, group_stats, segments_ns, timeline, unwrap, write_csv
 
 INLINE_PATH = [
@@ -248,3 +249,58 @@ def test_unwrap_keeps_groups_apart_and_accepts_small_steps_back():
         4,
         65539,
     ]
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_of_a_message_that_is_sent_again_the_last_time_counts(skip):
+    """What went before is its segment `retry`; it may go on in its middle."""
+    log = Log()
+    size = 6000 if skip else 8
+    log.write(1000, size=size, inline=True)
+    once = run(log)
+    seen = int(once["ring_seen"][0])
+    wqe = {"qp": 0, "wqe_index": 0}
+    sent = {"dest_qp": FAR, "psn": 0, "qp": 0, "wqe_index": 0}
+    opcode = RoceOpcode.WRITE_FIRST if skip else RoceOpcode.WRITE_ONLY
+    if skip:
+        for kind in (EventKind.TX_FIRST, EventKind.TX_LAST):
+            log.drop(kind, lambda fields: fields["opcode"] == opcode.value)
+    log.add(EventKind.FETCH_REQUESTED, seen + 1, 0, **wqe, blocks=1)
+    log.add(EventKind.FETCHED, seen + 2, 0, **wqe, blocks=1, pushed=0)
+    log.add(EventKind.PAYLOAD_ARRIVED, seen + 3, 0, **wqe, inline=1)
+    shape = {"length": 8, "wire_bytes": 50, "dest": 1}
+    log.add(EventKind.TX_FIRST, seen + 4, 0, **sent, opcode=opcode, **shape)
+    log.add(EventKind.TX_LAST, seen + 6, 0, **sent, opcode=opcode)
+    log.add(
+        EventKind.RETRANSMITTED,
+        seen + 40,
+        0,
+        **wqe,
+        psn=skip,
+        skip=skip,
+        reason=RetryReason.TIMEOUT,
+    )
+    log.rows.sort(key=lambda row: row[0])
+    table = run(log)
+    again = segments(table, 0)
+    before = segments(once, 0)
+    assert again["retry"] == 40 and again["fetch_req"] == STEP - 40
+    if not skip:
+        unchanged = set(before) - {"fetch_req"}
+        assert all(again[name] == before[name] for name in unchanged)
+    else:
+        # The second packet is the first of the last time.
+        assert table["tx_first"][0] > once["tx_first"][0]
+    check_sums(table)
+
+
+def test_a_nak_acknowledges_what_is_before_it():
+    log = Log()
+    log.write(1000, inline=True)
+    log.write(4000, inline=True)
+    acked = run(log)["ack_rx"]
+    log.drop(EventKind.ACK_RECEIVED)
+    log.add(EventKind.ACK_RECEIVED, 5000, 0, qp=0, psn=1, syndrome=0x60)
+    log.rows.sort(key=lambda row: row[0])
+    table = run(log)
+    assert np.all(acked > 0) and table["ack_rx"].tolist() == [5000, ABSENT]
