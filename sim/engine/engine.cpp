@@ -343,7 +343,12 @@ int bw_pop(unsigned node, unsigned port, unsigned char* op, unsigned long long* 
 
 int bw_trace(unsigned node, unsigned short* kind, svBitVecVal* payload) {
     bellwire::Request request;
-    if (!Engine::get().pop(node, bellwire::TRACE_PORT, request)) return 0;
+    if (!Engine::get().pop(node, bellwire::TRACE_PORT, request)) {
+        // The caller's variables are copied back in any case, and waveforms show them.
+        *kind = 0;
+        std::memset(payload, 0, sizeof(bellwire::Event::payload));
+        return 0;
+    }
     Engine::get().event(node, static_cast<bellwire::u16>(request.token), request.data);
     *kind = static_cast<unsigned short>(request.token);
     std::memcpy(payload, request.data, sizeof(bellwire::Event::payload));
