@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
 #: What each campaign leaves: the table that docs/regression.md shows.
 TABLE = ROOT / "runs" / "campaign.md"
+#: Short scenarios that between them use every part of the machine, idle and full. What they catch,
+#: all of them catch.
+SCENARIOS = ("main-job", "message-rate", "full-queues", "both-ways")
 _HEAD = ["| change | file | caught by | first figure that moves |", "|---|---|---|---|"]
 
 
@@ -42,15 +45,18 @@ def copied(folder):
     return folder
 
 
-def regress(folder):
+def regress(folder, **environment):
     """`bellwire regress` in a copy of the tree; returns exit code, output, and what moved.
 
     The latter: scenario to rows of path, metric, was, is.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "sim.cli", "regress"],
+        [
+            *(sys.executable, "-m", "sim.cli", "regress"),
+            *(word for name in SCENARIOS for word in ("--only", name)),
+        ],
         cwd=folder,
-        env=dict(os.environ) | {"PYTHONPATH": str(folder)},
+        env=dict(os.environ) | {"PYTHONPATH": str(folder)} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -93,12 +99,42 @@ def test_one_cycle_change_is_caught(mutant, tmp_path, rows):
         for path, metric, was, now, *_ in differences
         if metric not in ("event_log_sha256", "cycles")
     ]
-    which = "all" if len(moved) == len(list((ROOT / "scenarios").glob("*.toml"))) else len(moved)
+    caught = "all" if len(moved) == len(SCENARIOS) else ", ".join(f"`{name}`" for name in moved)
     rows.append(
-        f"| {mutant['name']} | `{mutant['file']}` | {which if named else 'NOTHING'} | "
+        f"| {mutant['name']} | `{mutant['file']}` | {caught if named else 'NOTHING'} | "
         f"{named[0] if named else '-'} |"
     )
     assert status == 1 and named, output
+
+
+#: Verilator gives what nobody sets a value that the seed in X_SEED decides.
+UNSET_IS_RANDOM = [
+    {
+        "name": "unset values",
+        "file": "sim/build.py",
+        "old": '"--x-assign",\n    "fast",\n    "--x-initial",\n    "fast",',
+        "new": '"--x-assign",\n    "unique",\n    "--x-initial",\n    "unique",',
+    },
+    {
+        "name": "unset values",
+        "file": "sim/engine/main.cpp",
+        "old": "context.commandArgs(argc, argv);",
+        "new": "context.commandArgs(argc, argv);\n    context.randReset(2);\n"
+        '    context.randSeed(std::atoi(std::getenv("X_SEED")));',
+    },
+]
+
+
+@pytest.mark.campaign
+def test_nothing_depends_on_what_nobody_sets(tmp_path):
+    """Other values of unset bits, the same event logs."""
+    folder = copied(tmp_path)
+    for mutant in UNSET_IS_RANDOM:
+        file = folder / mutant["file"]
+        file.write_text(mutated(file.read_text(), mutant))
+    for x_seed in (1, 2, 3):
+        status, output, moved = regress(folder, X_SEED=str(x_seed))
+        assert (status, moved) == (0, {}), output
 
 
 # The list itself ------------------------------------------------------------------------------
@@ -107,6 +143,8 @@ def test_one_cycle_change_is_caught(mutant, tmp_path, rows):
 def test_there_are_at_least_ten_changes_and_each_applies_exactly_once():
     assert len(MUTANTS) >= 10
     assert len({mutant["name"] for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in UNSET_IS_RANDOM:
+        mutated((ROOT / mutant["file"]).read_text(), mutant)
     for mutant in MUTANTS:
         assert mutant.keys() == {"name", "file", "old", "new"}
         compile(mutated((ROOT / mutant["file"]).read_text(), mutant), mutant["file"], "exec")
