@@ -38,6 +38,7 @@ from .trace import RECORD
 
 __all__ = [
     "EngineError",
+    "LateWatch",
     "Machine",
     "Node",
     "Outcome",
@@ -55,15 +56,15 @@ _STORE, _LOAD = Operation.STORE.value, Operation.LOAD.value
 _CONFIGURE, _TRACE = Operation.CONFIGURE.value, Operation.TRACE.value
 # Requests to the engine itself (sim/engine/engine.h).
 _WATCH, _UNWATCH, _ALARM, _UNALARM = 16, 17, 18, 19
-_RESPONSE = 3
+_ALARM_WAKE = 2
 _STOPS = {1: "stopped", 2: "hang", 3: "limit", 4: "error"}
 _NEVER = (1 << 64) - 1
 
 # Layouts of sim/engine/engine.h.
 _HEAD = struct.Struct("<QQQQQ216s")
 _REQUEST = struct.Struct("<QQQBBBB64s4x")
-#: Of a wake: token, kind and data.
-_WAKE = struct.Struct("<8xQH6x64s")
+#: Of a wake: cycle, token, kind and data.
+_WAKE = struct.Struct("<QQH6x64s")
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
@@ -156,6 +157,40 @@ class _Watch(Wait):
             self._waiter = None
             if self._machine._forget(self._token):
                 self._machine._add((0, *self._arguments, _UNWATCH, 0, b""))
+
+
+class LateWatch:
+    """A lasting watch of one line, for software to which what it polls is news only later.
+
+    Each commit to the line is kept, with the line as it was then, and handed out with others up to
+    `patience` cycles later: that costs a fraction of being told of each one. `node.now` is the
+    cycle of the commit meanwhile, and a command may be due `patience` + 1 cycles after it at the
+    earliest; an earlier one is refused.
+    """
+
+    def __init__(
+        self, machine: Machine, node: int, memory: int, address: int, patience: int
+    ) -> None:
+        if patience < 1:
+            raise ValueError(f"patience of {patience} cycles: allowed 1 or more")
+        machine._token += 1
+        self._machine, self._patience = machine, patience.to_bytes(8, "little")
+        self._arguments = (address, machine._token, node, memory)
+
+    def wait(self, late_from: int | None = 0) -> Wait:
+        """Wait for the next commit; the wait gives the 64 bytes of the line.
+
+        One before cycle `late_from` (None: any) is told at once.
+        """
+        wait, machine = Wait(), self._machine
+        machine._waits[self._arguments[1]] = wait
+        start = _NEVER if late_from is None else max(late_from, 0)
+        machine._add((start, *self._arguments, _WATCH, 0, self._patience))
+        return wait
+
+    def cancel(self) -> None:
+        """End the watch."""
+        self._machine._add((0, *self._arguments, _UNWATCH, 0, b""))
 
 
 class _Alarm(Wait):
@@ -271,9 +306,14 @@ class Node:
     def watch(self, memory: str, address: int) -> Wait:
         """Wait for the next commit, by anybody, to the 64-byte line of `address` (low 36 bits).
 
-        The wait gives the cycle. It is armed at once: arm, look, then await, and no commit is lost.
+        The wait gives the 64 bytes of the line. It is armed at once: arm, look, then await, and no
+        commit is lost.
         """
         return _Watch(self._machine, self.number, _MEMORY_OF[memory], address)
+
+    def late_watch(self, memory: str, address: int, patience: int) -> LateWatch:
+        """A lasting watch of the 64-byte line of `address`, told up to `patience` cycles late."""
+        return LateWatch(self._machine, self.number, _MEMORY_OF[memory], address, patience)
 
     def until(self, cycle: int) -> Wait:
         """Wait for a cycle (a past or present one: do not sleep); the wait gives it."""
@@ -489,14 +529,18 @@ class Machine:
         self._library.bw_stop()
 
     def _on_wake(self, now: int, count: int) -> None:
-        self.now = now
         waits = self._waits
         try:
-            for token, kind, data in _WAKE.iter_unpack(self._wakes[: count * _WAKE.size]):
+            for cycle, token, kind, data in _WAKE.iter_unpack(self._wakes[: count * _WAKE.size]):
+                # Told late: software lives through each cycle before the next one.
+                if cycle != self.now:
+                    self._run_ready()
+                    self.now = cycle
                 wait = waits.pop(token, None)
                 if wait is not None:
-                    wait._finish(data if kind == _RESPONSE else now)
+                    wait._finish(cycle if kind == _ALARM_WAKE else data)
             self._step()
+            self.now = now
         except BaseException as error:
             self._fail(error)
 
@@ -504,10 +548,13 @@ class Machine:
         self._error = error
         self.stop()
 
-    def _step(self) -> None:
+    def _run_ready(self) -> None:
         ready = self._ready
         while ready:
             ready.popleft()._step()
+
+    def _step(self) -> None:
+        self._run_ready()
         if self._active == 0 and self._tasks:
             self._close([task for task in self._tasks if task.daemon])
         if self._pending:

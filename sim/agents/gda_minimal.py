@@ -80,7 +80,11 @@ class GdaQueue:
 
     async def run(self):
         """Post and poll until every message of every thread is done."""
-        node, queue, polls = self._node, self._queue, False
+        node, queue, polls, line = self._node, self._queue, False, None
+        # What a poll finds is news only when the poll returns.
+        patience = self._poll_cycles - 1
+        plain = self._timed or not queue.collapsed or not patience
+        late = None if plain else queue.late_watch(patience)
         while self._open:
             for thread in self._threads:
                 while self._batch_fits(thread):
@@ -89,16 +93,30 @@ class GdaQueue:
                 # One poll after the other: what came in meanwhile is seen by the next.
                 if self._polling_until > node.now:
                     await node.until(self._polling_until)
-                self._poll()
-                polls = False
+                    line = None
+                self._poll(line)
+                polls, line = False, None
                 continue
             later = self._next_at() if self._timed else 0
             if later:
                 await node.first(queue.watch(), node.until(later - 1))
+            elif late:
+                line = await late.wait(self._polling_until if self._patient() else None)
             else:
                 await queue.watch()
             # While the last poll is under way, none is begun for nothing.
-            polls = self._polling_until <= node.now or queue.has_completion()
+            polls = self._polling_until <= node.now or queue.has_completion(line)
+        if late:
+            late.cancel()
+
+    def _patient(self):
+        """Whether nothing can happen upon a completion before a poll has found it: no thread waits
+        for room in the ring, and it is not the last one, upon which others may go on.
+        """
+        threads = [thread for thread in self._threads if thread.pending]
+        return bool(threads) and all(
+            thread.outstanding + thread.batches[0][0] > thread.window for thread in threads
+        )
 
     def _next_at(self):
         """The earliest time for which a thread waits; 0: none."""
@@ -162,10 +180,12 @@ class GdaQueue:
         )
         return raw, cycles(self._copy_ns * ((size - 1) // 16)) if size > 16 else 0
 
-    def _poll(self):
-        """Hand completions that are in memory to their threads; this poll returns `poll` later."""
+    def _poll(self, line=None):
+        """Hand completions that are in memory, or in the entry's bytes, to their threads; this poll
+        returns `poll` later.
+        """
         queue, stamp = self._queue, self._marks.stamp
-        covered = queue.completed()
+        covered = queue.completed(line=line)
         if not covered:
             return
         seen = self._polling_until = self._node.now + self._poll_cycles

@@ -125,20 +125,24 @@ class SendQueue:
         """Waits for a write to the completion entry that is next to be read."""
         return self.node.watch(self.memory, self._entry())
 
-    def has_completion(self):
-        """Whether a completion that was not taken yet is in memory."""
-        return bool(self.outstanding) and self._valid(*self.entry())
+    def late_watch(self, patience):
+        """Waits for writes to the entry of a collapsed completion queue, told late."""
+        return self.node.late_watch(self.memory, self._entry(), patience)
 
-    def completed(self, most=None):
-        """Takes the completions that are in memory now, `most` of them; returns the WQEs that they
-        cover, oldest first.
+    def has_completion(self, line=None):
+        """Whether a completion that was not taken yet is in memory, or in an entry's bytes."""
+        return bool(self.outstanding) and self._valid(*self.entry(line))
+
+    def completed(self, most=None, line=None):
+        """Takes the completions that are in memory now, `most` of them, or in an entry's bytes;
+        returns the WQEs that they cover, oldest first.
 
         One in error covers its WQE, too: what it means is judged after the run.
         """
         covered, outstanding = [], self.outstanding
         last = None if most is None else self._consumed + most
         while outstanding and self._consumed != last:
-            opcode, owner, counter = self.entry()
+            opcode, owner, counter = self.entry(line)
             if not self._valid(opcode, owner, counter):
                 break
             # The 64-bit index whose low 16 bits are the counter, at or above the oldest outstanding
@@ -168,9 +172,11 @@ class SendQueue:
     def _entry(self):
         return self._cq if self.collapsed else self._cq + self._consumed % self.cq_depth * 64
 
-    def entry(self):
-        """(opcode, owner, counter) of the entry that is next to be read."""
-        return wqe.read_cqe(self._bytes, self._entry())
+    def entry(self, line=None):
+        """(opcode, owner, counter) of the entry that is next to be read, or of an entry's bytes."""
+        if line is None:
+            return wqe.read_cqe(self._bytes, self._entry())
+        return wqe.read_cqe(line, 0)
 
     def _valid(self, opcode, owner, counter):
         if self.collapsed:

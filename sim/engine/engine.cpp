@@ -21,6 +21,10 @@ bool before(const Event& a, const Event& b) {
     return std::memcmp(a.payload, b.payload, sizeof a.payload) < 0;
 }
 
+std::vector<Watcher>::iterator find_watcher(std::vector<Watcher>& watchers, u64 token) {
+    return std::find_if(watchers.begin(), watchers.end(), [token](const Watcher& watcher) { return watcher.token == token; });
+}
+
 }  // namespace
 
 void Mailbox::push(const Request& request, u64 order) {
@@ -124,19 +128,27 @@ bool Engine::request(const Request& request) {
             return true;
         case WATCH: {
             if (request.port >= MEMORIES) return fail("no such memory");
-            watches_[line_key(request.node, request.port, request.address & (MEMORY_BYTES - 1))].push_back(request.token);
+            u64 patience;
+            std::memcpy(&patience, request.data, sizeof patience);
+            auto& watchers = watches_[line_key(request.node, request.port, request.address & (MEMORY_BYTES - 1))];
+            const auto known = find_watcher(watchers, request.token);
+            if (known != watchers.end()) {
+                known->late_from = request.due;
+                return true;
+            }
+            watchers.push_back({request.token, request.due, patience});
             ++watch_count_[request.node * MEMORIES + request.port];
             return true;
         }
         case UNWATCH: {
             const auto found = watches_.find(line_key(request.node, request.port, request.address & (MEMORY_BYTES - 1)));
             if (found == watches_.end()) return true;
-            auto& tokens = found->second;
-            const auto token = std::find(tokens.begin(), tokens.end(), request.token);
-            if (token == tokens.end()) return true;
-            tokens.erase(token);
+            auto& watchers = found->second;
+            const auto watcher = find_watcher(watchers, request.token);
+            if (watcher == watchers.end()) return true;
+            watchers.erase(watcher);
             --watch_count_[request.node * MEMORIES + request.port];
-            if (tokens.empty()) watches_.erase(found);
+            if (watchers.empty()) watches_.erase(found);
             return true;
         }
         case ALARM:
@@ -187,16 +199,17 @@ bool Engine::pop(u32 node, u32 port, Request& request) {
     return true;
 }
 
-void Engine::wake(WakeKind kind, u32 node, u32 port, u64 token, const void* data) {
+void Engine::wake(WakeKind kind, u32 node, u32 port, u64 token, const void* data, u64 due) {
     ++wakes;
     if (replaying) return;
+    wake_due_ = std::min(wake_due_, due);
     Wake& record = wakes_.emplace_back();
     record = Wake{now, token, kind, static_cast<u16>(node), static_cast<u16>(port), 0, {}};
     if (data) std::memcpy(record.data, data, sizeof record.data);
 }
 
 void Engine::response(u32 node, u32 port, u64 token, const void* data) {
-    if (!muted) wake(WAKE_RESPONSE, node, port, token, data);
+    if (!muted) wake(WAKE_RESPONSE, node, port, token, data, now);
 }
 
 void Engine::write(u32 node, u32 memory, u64 address, u64 byte_enable, const void* data) {
@@ -216,9 +229,13 @@ void Engine::write(u32 node, u32 memory, u64 address, u64 byte_enable, const voi
     if (watched == 0) return;
     const auto found = watches_.find(line_key(node, memory, offset));
     if (found == watches_.end()) return;
-    for (const u64 token : found->second) wake(WAKE_WATCH, node, memory, token, nullptr);
-    watched -= static_cast<u32>(found->second.size());
-    watches_.erase(found);
+    auto& watchers = found->second;
+    for (const Watcher& watcher : watchers)
+        wake(WAKE_WATCH, node, memory, watcher.token, line, watcher.late_from <= now ? now + watcher.patience : now);
+    const auto once = std::remove_if(watchers.begin(), watchers.end(), [](const Watcher& watcher) { return !watcher.patience; });
+    watched -= static_cast<u32>(watchers.end() - once);
+    watchers.erase(once, watchers.end());
+    if (watchers.empty()) watches_.erase(found);
 }
 
 void Engine::read(u32 node, u32 memory, u64 address, void* data) {
@@ -228,7 +245,7 @@ void Engine::read(u32 node, u32 memory, u64 address, void* data) {
 void Engine::fire_alarms() {
     while (alarm_due() <= now) {
         const auto first = alarms_.begin();
-        wake(WAKE_ALARM, first->second, 0, first->first.second, nullptr);
+        wake(WAKE_ALARM, first->second, 0, first->first.second, nullptr, now);
         alarms_.erase(first);
     }
 }
@@ -245,6 +262,7 @@ u64 Engine::take_wakes() {
     if (wakes_taken_ == wakes_.size()) {
         wakes_.clear();
         wakes_taken_ = 0;
+        wake_due_ = NEVER;
     }
     shared->wake_count = count;
     return count;

@@ -40,14 +40,14 @@ static_assert(sizeof(Event) == 32);
 
 // What Python asks for: a mailbox command (op 1..4), or one of the requests below.
 struct Request {
-    u64 due;      // mailbox: due cycle; alarm: its cycle
+    u64 due;      // mailbox: due cycle; alarm: its cycle; watch: see Watcher::late_from
     u64 address;  // mailbox: address; watch: offset in the memory
     u64 token;
     u8 node;
     u8 port;  // mailbox: port; watch: memory
     u8 op;
     u8 length;
-    u8 data[64];
+    u8 data[64];  // watch: its patience, 8 bytes
     u32 padding;
 };
 static_assert(sizeof(Request) == 96);
@@ -61,7 +61,7 @@ struct Wake {
     u16 node;
     u16 port;  // response: port; watch: memory
     u16 padding;
-    u8 data[64];  // response: the line; watch, alarm: unspecified
+    u8 data[64];  // response, watch: the line; alarm: unspecified
 };
 static_assert(sizeof(Wake) == 88);
 enum WakeKind : u16 { WAKE_WATCH = 1, WAKE_ALARM = 2, WAKE_RESPONSE = 3 };
@@ -95,6 +95,12 @@ struct Shared {
 struct Link {
     u32 from, from_port, to, to_port;
     u64 cycles;
+};
+
+// Who wants to be told of commits to a line. With patience: of each one, and from cycle `late_from` on only that much later,
+// together with others. Without: of the next one, at once.
+struct Watcher {
+    u64 token, late_from, patience;
 };
 
 // A command in a mailbox waits for (due, order of push).
@@ -173,6 +179,8 @@ public:
     u64 alarm_due() const { return alarms_.empty() ? NEVER : alarms_.begin()->first.first; }
     void fire_alarms();
     bool has_wakes() const { return wakes_.size() > wakes_taken_; }
+    // Python must be told before `cycle` is evaluated.
+    bool wakes_before(u64 cycle) const { return has_wakes() && wake_due_ < cycle; }
     u64 take_wakes();
 
     void sort_events();
@@ -207,17 +215,18 @@ private:
         return (offset >> 6) | (u64{node} << 32) | (u64{memory} << 48);
     }
     void update_mail(u32 node);
-    void wake(WakeKind kind, u32 node, u32 port, u64 token, const void* data);
+    void wake(WakeKind kind, u32 node, u32 port, u64 token, const void* data, u64 due);
 
     u32 nodes_;
     std::vector<u8*> memories_;
     std::vector<Mailbox> mailboxes_;
     std::vector<u64> mail_due_;
-    std::unordered_map<u64, std::vector<u64>> watches_;
+    std::unordered_map<u64, std::vector<Watcher>> watches_;
     std::vector<u32> watch_count_;
     std::map<std::pair<u64, u64>, u32> alarms_;  // (cycle, token): node
     std::vector<Wake> wakes_;
     size_t wakes_taken_ = 0;
+    u64 wake_due_ = NEVER;  // last cycle that may be evaluated before Python is told
     bool recording_ = false;
     std::vector<Request> pushes_;
     std::vector<Preload> preloads_;

@@ -139,8 +139,16 @@ public:
         while (true) {
             u64 next = engine.alarm_due();
             for (const Node& node : nodes_) next = std::min(next, due(node));
+            if (next != NEVER && (!engine.skip || next < engine.now)) next = engine.now;
+            if (engine.wakes_before(next > engine.limit ? NEVER : next)) {
+                ++engine.visits;
+                if (!engine.handler) return Stop::wake;
+                do engine.handler(engine.shared->now, engine.take_wakes());
+                while (engine.running && engine.has_wakes());
+                if (!engine.running) return static_cast<Stop>(engine.shared->stop);
+                continue;
+            }
             if (next == NEVER) return Stop::deadlock;
-            if (!engine.skip || next < engine.now) next = engine.now;
             if (next > engine.limit) return Stop::limit;
             if (deadline != NEVER && deadline <= start_of(next)) return Stop::deadline;
             engine.now = next;
@@ -148,13 +156,6 @@ public:
             engine.fire_alarms();
             engine.shared->now = engine.now++;
             if (!engine.running) return Stop::error;
-            if (engine.has_wakes()) {
-                ++engine.visits;
-                if (!engine.handler) return Stop::wake;
-                do engine.handler(engine.shared->now, engine.take_wakes());
-                while (engine.running && engine.has_wakes());
-                if (!engine.running) return static_cast<Stop>(engine.shared->stop);
-            }
         }
     }
 
