@@ -159,6 +159,7 @@ class Bench:
             reason=self.reason,
             cycles=outcome.cycles,
             wall_s=outcome.wall_s,
+            cpu_s=outcome.cpu_s,
             wakes=outcome.wakes,
             node_cycles=outcome.node_cycles,
             waiting=outcome.unfinished,

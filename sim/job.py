@@ -134,6 +134,7 @@ class Status(_Record):
     ended: str
     cycles: int
     wall_s: float
+    cpu_s: float = 0.0
     #: In words, where `ended` is not "done".
     reason: str = ""
     #: Wakes of Python and evaluations of nodes.

@@ -93,6 +93,8 @@ class Outcome:
     visits: int
     events: int
     wall_s: float
+    #: Time of a processor; other work on the machine disturbs it less.
+    cpu_s: float
     #: Names of the agents that had not returned.
     unfinished: tuple[str, ...]
 
@@ -482,7 +484,7 @@ class Machine:
         EngineError
             If a request was refused or the RTL did what it must not.
         """
-        start = time.monotonic()
+        start, busy = time.monotonic(), time.process_time()
         self._drain = drain
         try:
             self._step()
@@ -520,6 +522,7 @@ class Machine:
             counters[3],
             counters[4],
             time.monotonic() - start,
+            time.process_time() - busy,
             unfinished,
         )
 

@@ -59,6 +59,7 @@ class PathResult:
     cycles: int
     wall_s: float
     event_log_sha256: str
+    cpu_s: float = 0.0
     #: Why this path is not complete; empty: it is.
     incomplete: str = ""
     notes: list[str] = field(default_factory=list)
@@ -77,6 +78,7 @@ class PathResult:
             "sim": {
                 "cycles": self.cycles,
                 "wall_s": self.wall_s,
+                "cpu_s": self.cpu_s,
                 "event_log_sha256": self.event_log_sha256,
             },
         }
@@ -119,6 +121,7 @@ def build_result(
         "sim": {
             "cycles": cycles,
             "wall_s": wall_s,
+            "cpu_s": sum(p.cpu_s for p in paths),
             "cycles_per_s": cycles / wall_s if wall_s else 0.0,
             "messages_per_s": completed / wall_s if wall_s else 0.0,
             "event_log_sha256": log_sha256,
@@ -254,6 +257,7 @@ _SHAPE: dict[str, Any] = {
     "sim": {
         "cycles": int,
         "wall_s": float,
+        "cpu_s": float,
         "cycles_per_s": float,
         "messages_per_s": float,
         "event_log_sha256": str,
@@ -268,7 +272,7 @@ _PATH_SHAPE: dict[str, Any] = {
     "messages": {"posted": int, "completed": int, "statuses": dict},
     "counters": dict,
     "links": dict,
-    "sim": {"cycles": int, "wall_s": float, "event_log_sha256": str},
+    "sim": {"cycles": int, "wall_s": float, "cpu_s": float, "event_log_sha256": str},
 }
 _GROUP_SHAPE: dict[str, Any] = {
     "size": int,

@@ -324,6 +324,7 @@ def _outcome(
             hang=verdict.hang if verdict else None,
             cycles=status.cycles,
             wall_s=status.wall_s,
+            cpu_s=status.cpu_s,
             event_log_sha256=log.sha256,
             incomplete=incomplete,
         ),

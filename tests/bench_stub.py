@@ -86,7 +86,7 @@ async def scenario_timing(dut):
         assert await node.until(30) == 30
         watch = node.watch("gpu", 64)
         node.store("gpu", 64, b"x", due=40)
-        assert await watch == 41
+        assert (await watch)[:1] == b"x" and node.now == 41
         assert await node.load("gpu", 64, 1, due=60) == b"x"
         assert node.now == 62
 
@@ -105,6 +105,69 @@ async def scenario_timing(dut):
     ], log
     payloads = machine.events()["payload"][:2, :2].tolist()
     assert payloads == [[0x33, 0x12], [0x34, 0x12]]
+
+
+async def scenario_late(dut):
+    """Commits are told late and together, each in its cycle and with the line as it was then."""
+    machine = Machine(dut)
+    connect(machine)
+    node, told = machine.node(0), []
+
+    async def agent():
+        for due, byte in ((20, b"a"), (25, b"b"), (39, b"c"), (100, b"d"), (210, b"e")):
+            node.store("gpu", 64, byte, due=due)
+        # Work of the other kind, which goes on in every cycle meanwhile.
+        for cycle in range(300):
+            node.trace(7, 0, due=cycle)
+        watch = node.late_watch("gpu", 64, patience=30)
+        for late_from in (0, 0, 0, 0, None):
+            line = await watch.wait(late_from)
+            told.append((node.now, line[:1], _now(machine)))
+            node.trace(9, node.now, due=node.now + 31)
+        watch.cancel()
+
+    machine.spawn(agent())
+    outcome = await machine.run(skip=cocotb.plusargs["skip"] == "1")
+    assert outcome.reason == "done", outcome
+    assert [(cycle, byte) for cycle, byte, _ in told] == [
+        (21, b"a"),
+        (26, b"b"),
+        (40, b"c"),
+        (101, b"d"),
+        (211, b"e"),
+    ], told
+    # Two visits for the first four, one for the one that is told at once.
+    assert [real for _, _, real in told] == [51, 51, 51, 131, 211], told
+    assert outcome.visits == 3
+    landmarks = machine.events()[machine.events()["kind"] == 9]
+    assert landmarks["cycle"].tolist() == [52, 57, 71, 132, 242]
+
+
+def _now(machine):
+    """The cycle that the engine has evaluated last."""
+    return int.from_bytes(bytes(machine._head[:8]), "little")
+
+
+async def scenario_impatient(dut):
+    """A command that would have been due before software was told is refused."""
+    machine = Machine(dut)
+    connect(machine)
+    node = machine.node(0)
+
+    async def agent():
+        node.store("gpu", 64, b"a", due=20)
+        for cycle in range(100):
+            node.trace(7, 0, due=cycle)
+        await node.late_watch("gpu", 64, patience=30).wait()
+        node.trace(9, 0, due=node.now + 30)
+
+    machine.spawn(agent())
+    try:
+        await machine.run()
+    except EngineError as error:
+        assert "is done" in str(error), error
+    else:
+        raise AssertionError("the command was taken")
 
 
 async def scenario_hang(dut):

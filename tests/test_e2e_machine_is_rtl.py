@@ -68,6 +68,28 @@ def test_idle_skipping_changes_nothing(path, tmp_path):
     assert evaluated[0] == evaluated[1]
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        # Two phases; a window that fills the ring; several threads that share a queue.
+        {"size": [8, 24], "producers": 64, "qps": 64, "window": 4, "count": 512},
+        {"size": 8, "producers": 16, "qps": 16, "window": 64, "count": 1024},
+        {"size": 8, "producers": 64, "qps": 8, "window": 3, "count": 512},
+    ],
+)
+def test_telling_software_late_changes_nothing(work, tmp_path, monkeypatch):
+    lines = [f"{key} = {value}" for key, value in work.items()]
+    text = "\n".join([HEAD, 'paths = ["gda_minimal"]', "[nic]", "sq_depth = 32"])
+    text = "\n".join([text, "[[workload]]", 'kind = "put"', *lines])
+    hashes = []
+    for module in ("sim.bench", "bench_prompt"):
+        monkeypatch.setattr(run, "BENCH", module)
+        _, done = execute(text, tmp_path / module)
+        assert done.result["verdict"] == "pass"
+        hashes.append(log_hash(done, "gda_minimal"))
+    assert hashes[0] == hashes[1]
+
+
 def test_agents_reach_only_their_own_node(tmp_path):
     """By construction: an agent has a node's handle and nothing else. By observation: none of the
     other node's processors stores anything.

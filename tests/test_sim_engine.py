@@ -73,6 +73,15 @@ def test_a_node_may_be_linked_to_itself_port_by_port(skip, tmp_path):
 
 
 @pytest.mark.parametrize("skip", [True, False])
+def test_late_watch_tells_each_commit_in_its_cycle_and_many_at_a_time(skip, tmp_path):
+    passed("late", tmp_path, skip=skip)
+
+
+def test_command_before_software_was_told_is_refused(tmp_path):
+    passed("impatient", tmp_path)
+
+
+@pytest.mark.parametrize("skip", [True, False])
 def test_nothing_due_and_nothing_pending_is_a_hang(skip, tmp_path):
     passed("hang", tmp_path, skip=skip)
 

@@ -183,7 +183,7 @@ def test_a_load_that_is_none_and_a_replay_that_differs_are_refused(monkeypatch, 
     )
     with pytest.raises(LaunchError, match=r"a message is in a NIC in \d+% of the cycles"):
         measure._under_load(idle, tmp_path, silent())
-    told = '{"event_log_sha256": "", "wall_s": 1.0}'
+    told = '{"event_log_sha256": "", "cpu_s": 1.0}'
     monkeypatch.setattr(measure, "replay", lambda *a: told)
     with pytest.raises(LaunchError, match="event log differs"):
         measure._under_load(measure._scenario("under-load.toml", *SMALL), tmp_path, silent())

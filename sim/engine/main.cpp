@@ -1,6 +1,7 @@
 // Entry point. Without `--replay`: cocotb attaches to `bench` and Python drives. With it: a recording is run without Python.
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <memory>
 
 #include "Vbench.h"
@@ -95,17 +96,19 @@ int replay(Engine& engine, const char* path, bool skip, const char* events_path)
     }
     engine.start(engine.end, skip, false);
     const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t busy = std::clock();
     const Stop why = engine.end == NEVER ? Stop::limit : engine.models->run(NEVER);
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+    const double cpu_s = static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC;
     if (why == Stop::error) {
         std::fprintf(stderr, "engine: %s\n", engine.shared->error);
         return ENGINE_ERROR;
     }
     const std::string hash = engine.events_sha256();
     const u64 cycles = engine.end == NEVER ? 0 : engine.end + 1;
-    std::printf("{\"cycles\": %llu, \"node_cycles\": %llu, \"wall_s\": %.6f, \"cycles_per_s\": %.0f, \"events\": %llu, "
+    std::printf("{\"cycles\": %llu, \"node_cycles\": %llu, \"wall_s\": %.6f, \"cpu_s\": %.6f, \"cycles_per_s\": %.0f, \"events\": %llu, "
                 "\"event_log_sha256\": \"%s\"}\n",
-                static_cast<unsigned long long>(cycles), static_cast<unsigned long long>(engine.evaluated), wall.count(),
+                static_cast<unsigned long long>(cycles), static_cast<unsigned long long>(engine.evaluated), wall.count(), cpu_s,
                 static_cast<double>(cycles) / std::max(wall.count(), 1e-9), static_cast<unsigned long long>(engine.events.size()),
                 hash.c_str());
     if (events_path) {

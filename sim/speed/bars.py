@@ -69,7 +69,7 @@ BARS = (
         key="replay_ratio",
         bound=0.7,
         digits=2,
-        meaning="speed under load over that of the same stimulus without Python; median of pairs",
+        meaning="processor time without Python over that of the run under load; median of pairs",
     ),
     Bar(
         key="stock_ratio",
