@@ -9,7 +9,16 @@ from amaranth.lib import data, enum
 
 from .tlp import ADDRESS_BITS
 
-__all__ = ["ConfigWrite", "CqContext", "QpState", "RxContext", "SqContext", "Table", "TxContext"]
+__all__ = [
+    "ConfigWrite",
+    "CqContext",
+    "QpState",
+    "RqContext",
+    "RxContext",
+    "SqContext",
+    "Table",
+    "TxContext",
+]
 
 
 class Table(enum.Enum, shape=4):
@@ -18,6 +27,8 @@ class Table(enum.Enum, shape=4):
     TX = 2
     RX = 3
     CQ = 4
+    RQ = 5
+    RECEIVE_CQ = 6
 
 
 class QpState(enum.Enum, shape=3):
@@ -75,6 +86,8 @@ class TxContext(data.Struct):
     retry_count: 3
     #: The same for RNR NAKs; 7: any number.
     rnr_retry: 3
+    #: READs and atomics that may be outstanding, 1 to 16.
+    max_reads: 5
 
 
 class RxContext(data.Struct):
@@ -89,10 +102,32 @@ class RxContext(data.Struct):
     mtu_log2: 4
     #: Wire port of the QP: its ACKs leave by it.
     port: 1
+    #: Code of the wait that an RNR NAK asks for.
+    rnr_timer: 5
+    #: Atomics whose answers are kept, 1 to 16.
+    max_reads: 5
+
+
+class RqContext(data.Struct):
+    """Receive queue of the QP with the same index."""
+
+    valid: 1
+    qpn: 24
+    #: Address of WQE 0; 64-byte aligned.
+    base: ADDRESS_BITS
+    #: log2 of the depth in WQEs, 1 to 15, and of the bytes of each, 4 to 8.
+    depth_log2: 4
+    stride_log2: 4
+    #: Address of the receive word of the doorbell record.
+    record: ADDRESS_BITS
+    #: Index of the next WQE.
+    start_index: 16
 
 
 class CqContext(data.Struct):
-    """Completion queue of the QP with the same index."""
+    """Completion queue of the QP with the same index (one table for what it sends, one for what it
+    receives).
+    """
 
     valid: 1
     qpn: 24
@@ -105,5 +140,5 @@ class CqContext(data.Struct):
     start_index: 24
 
 
-for _context in (SqContext, TxContext, RxContext, CqContext):
+for _context in (SqContext, TxContext, RxContext, RqContext, CqContext):
     assert data.Layout.cast(_context).size <= 512

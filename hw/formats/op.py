@@ -5,9 +5,11 @@ from amaranth.lib import data, enum
 
 __all__ = [
     "Completion",
+    "Landing",
     "Op",
     "Piece",
     "PushLine",
+    "Received",
     "Resume",
     "Retirement",
     "Ring",
@@ -19,6 +21,17 @@ __all__ = [
 class Verb(enum.Enum, shape=4):
     NOP = 0
     WRITE = 1
+    WRITE_IMM = 2
+    SEND = 3
+    SEND_IMM = 4
+    READ = 5
+    COMPARE_SWAP = 6
+    FETCH_ADD = 7
+    #: Only bits of a mask are compared and swapped; carries stop at the boundaries of fields.
+    MASKED_COMPARE_SWAP = 8
+    MASKED_FETCH_ADD = 9
+    #: Local read; nothing is sent.
+    DUMP = 10
 
 
 class Status(enum.Enum, shape=8):
@@ -26,8 +39,11 @@ class Status(enum.Enum, shape=8):
 
     SUCCESS = 0x00
     LOCAL_QP_OPERATION = 0x02
+    LOCAL_LENGTH = 0x01
+    LOCAL_PROTECTION = 0x04
     #: The QP was in error before the operation was done.
     FLUSHED = 0x05
+    LOCAL_ACCESS = 0x11
     REMOTE_INVALID_REQUEST = 0x12
     REMOTE_ACCESS = 0x13
     REMOTE_OPERATION = 0x14
@@ -48,8 +64,12 @@ class Op(data.Struct):
     blocks: 5
     signaled: 1
     solicited: 1
-    #: Bytes of the message.
+    #: It waits until earlier READs and atomics of its QP are done.
+    fence: 1
+    #: Bytes of the message; of an atomic: 4 or 8, the bytes that it works on.
     length: 32
+    #: Immediate data of WRITE_IMM and SEND_IMM.
+    imm: 32
     #: Packets at its start that the peer has acknowledged: no pieces come for them, and they are
     #: not sent again.
     skip: 24
@@ -80,10 +100,35 @@ class Piece(data.Struct):
     data: unsigned(512)
 
 
-class Completion(data.Struct):
-    """A retired WQE that is to be reported."""
+class Landing(data.Struct):
+    """A run of local bytes that the response to a READ or an atomic goes to."""
 
     qp: 12
+    wqe_index: 16
+    address: 64
+    lkey: 32
+    #: Never 0.
+    length: 32
+    #: Ends the response.
+    last: 1
+
+
+class Received(enum.Enum, shape=2):
+    """What a receive WQE was taken for."""
+
+    WRITE_IMM = 0
+    SEND = 1
+    SEND_IMM = 2
+
+
+class Completion(data.Struct):
+    """A retired WQE that is to be reported, of a send queue or (`receive`) a receive queue."""
+
+    qp: 12
+    receive: 1
+    #: Of a receive WQE.
+    received: Received
+    imm: 32
     wqe_index: 16
     vendor_opcode: 8
     length: 32

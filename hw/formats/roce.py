@@ -75,6 +75,9 @@ class RoceOpcode(enum.Enum, shape=8):
     FETCH_ADD = 0x14
     SEND_LAST_INV = 0x16
     SEND_ONLY_INV = 0x17
+    #: Masked atomics: of the range that is left to manufacturers (docs/verbs.md).
+    MASKED_COMPARE_SWAP = 0xD3
+    MASKED_FETCH_ADD = 0xD4
     #: Unreliable datagram, of which connection managers make use.
     UD_SEND_ONLY = 0x64
     #: Congestion notification.
@@ -198,6 +201,8 @@ EXTENSIONS = {
     RoceOpcode.ATOMIC_ACK: (Aeth, AtomicAckEth),
     RoceOpcode.COMPARE_SWAP: (AtomicEth,),
     RoceOpcode.FETCH_ADD: (AtomicEth,),
+    RoceOpcode.MASKED_COMPARE_SWAP: (AtomicEth,),
+    RoceOpcode.MASKED_FETCH_ADD: (AtomicEth,),
     RoceOpcode.SEND_LAST_INV: (Ieth,),
     RoceOpcode.SEND_ONLY_INV: (Ieth,),
     RoceOpcode.UD_SEND_ONLY: (Deth,),
@@ -214,7 +219,9 @@ RESPONSES = frozenset(
     }
 )
 
-#: The extended header of a packet: `Reth`, or `Aeth` in its low 32 bits, or nothing.
+#: The extended header of a packet: `Reth` (of an atomic, too: its `length` is 4 or 8 and its
+#: operands are the beat's payload, as they stand in the WQE), or `Aeth` in its low 32 bits, or
+#: nothing. What an atomic ACK carries of memory is payload, too.
 Extended = unsigned(128)
 
 
@@ -232,6 +239,8 @@ class WireBeat(data.Struct):
     #: Valid in the first beat.
     bth: Bth
     ext: Extended
+    #: Immediate data, where the opcode has it; valid in the first beat.
+    imm: 32
     #: Payload bytes of the whole packet; valid in the first beat.
     length: 13
     #: Node the packet goes to.
