@@ -10,7 +10,7 @@ from .formats.roce import RoceOpcode
 from .qp_context import ConfigPort, ContextPort
 from .qp_table import QpTable
 
-__all__ = ["Outstanding", "Packet", "Segmenter", "Started"]
+__all__ = ["Outstanding", "Packet", "ReadsPort", "Segmenter", "Started"]
 
 
 class Packet(data.Struct):
@@ -50,13 +50,50 @@ class Outstanding(data.Struct):
     status: Status
     #: It has packets, so it waits for an ACK.
     sends: 1
+    #: It is a READ or an atomic (of one that is flushed, too): where it has a length, landings come
+    #: for it.
+    reads: 1
+    #: It is a local read that waits for its bytes.
+    dumps: 1
 
 
 class Started(data.Struct):
-    """A WQE enters the list of outstanding ones."""
+    """An operation starts."""
 
     qp: 12
+    #: PSN of the first packet that it sends now, behind those that it skips. Where `entry.sends`
+    #: is low, nothing is sent, no response comes, and landings are for nobody.
+    psn: 24
+    #: It enters the list of outstanding WQEs. Low: it passes in silence, since its QP recovers, and
+    #: is executed again.
+    listed: 1
     entry: Outstanding
+
+
+class ReadsPort(wiring.Signature):
+    """Between requester and landing, from the requester's side.
+
+    Members
+    -------
+    started : Out(`valid`, `payload`: Started)
+        Each operation, for one cycle. In order over all QPs, so in the order of their landings.
+    restart : Out(`valid`, `qp`, `psn`)
+        All that a QP has outstanding is forgotten; what it sends next has that PSN. Landings of all
+        that started before have come, or are for nobody.
+    ask : Out(12), outstanding : In(5)
+        READs and atomics of a QP that have started with `entry.sends` and whose response has not
+        been handed on (combinational); one that starts counts from the next cycle on.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "started": Out(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
+                "restart": Out(wiring.Signature({"valid": Out(1), "qp": Out(12), "psn": Out(24)})),
+                "ask": Out(12),
+                "outstanding": In(5),
+            }
+        )
 
 
 class Segmenter(wiring.Component):
@@ -213,8 +250,10 @@ class Segmenter(wiring.Component):
     def _start(self, m, op, psn, mtu, sends, flushed):
         # PSNs after its first: one less than its packets. (Of nothing sent: the PSN before.)
         further, rest = Signal(24), Signal(16)
-        entry = self.started.payload.entry
+        entry, listed, first_psn = self.started.payload.entry, Signal(), Signal(24)
         m.d.comb += [
+            listed.eq(sends & ~flushed),
+            first_psn.eq(psn - op.skip),
             rest.eq(op.length & (mtu - 1)),
             further.eq((op.length >> self.tx.data.mtu_log2) - ((rest == 0) & (op.length != 0))),
             self.started.payload.qp.eq(op.qp),
@@ -222,9 +261,11 @@ class Segmenter(wiring.Component):
             entry.blocks.eq(op.blocks),
             entry.signaled.eq(op.signaled),
             entry.vendor_opcode.eq(op.vendor_opcode),
-            entry.first_psn.eq(psn - op.skip),
-            entry.last_psn.eq(Mux(entry.sends, entry.first_psn + further, psn - 1)),
+            self.started.payload.psn.eq(psn),
+            self.started.payload.listed.eq(1),
+            entry.first_psn.eq(first_psn),
+            entry.last_psn.eq(Mux(listed, first_psn + further, psn - 1)),
             entry.length.eq(op.length),
             entry.status.eq(Mux(flushed, Status.FLUSHED, op.status)),
-            entry.sends.eq(sends & ~flushed),
+            entry.sends.eq(listed),
         ]

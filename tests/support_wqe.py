@@ -141,7 +141,7 @@ def reference_decode(wqe, *, qp, wqe_index, mtu_log2=12, wqe_blocks=16):
     if total >> 32:
         return op | {"status": 2}, []
     for piece in pieces:
-        piece |= {"last": 0, "mtu_log2": mtu_log2, "qp": qp, "wqe_index": wqe_index}
+        piece |= {"last": 0, "fence": 0, "mtu_log2": mtu_log2, "qp": qp, "wqe_index": wqe_index}
     if pieces:
         pieces[-1]["last"] = 1
     return op | {"length": total}, pieces

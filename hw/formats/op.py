@@ -93,6 +93,8 @@ class Piece(data.Struct):
     length: 32
     #: Ends the message.
     last: 1
+    #: It must not be read before its operation starts.
+    fence: 1
     #: log2 of the path MTU.
     mtu_log2: 4
     qp: 12
