@@ -1,6 +1,6 @@
 """Writes completions as mlx5 CQEs."""
 
-from amaranth.hdl import Const, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -9,8 +9,8 @@ from .formats.context import CqContext, Table
 from .formats.dma import WriteRequest
 from .formats.events import CqeIssued, Dropped, DropReason, EventKind
 from .formats.layout import reverse_bytes
-from .formats.mlx5 import Cqe, CqeError, CqeOpcode
-from .formats.op import Completion, Status
+from .formats.mlx5 import Cqe, CqeError, CqeOpcode, WqeOpcode
+from .formats.op import Completion, Received, Status
 from .formats.tlp import MarkKind
 from .lib.align import Line
 from .lib.delay import NOW_BITS, DelayLine
@@ -24,19 +24,35 @@ __all__ = ["DELAY_DEPTH", "CqEngine"]
 DELAY_DEPTH = 1024
 #: The producer index keeps one bit more than the largest depth has, for the owner bit.
 _INDEX_BITS = 25
+#: What a completion of a receive WQE is called.
+_RECEIVED = {
+    Received.WRITE_IMM: CqeOpcode.RESP_WR_IMM,
+    Received.SEND: CqeOpcode.RESP_SEND,
+    Received.SEND_IMM: CqeOpcode.RESP_SEND_IMM,
+}
+#: Opcodes of WQEs whose completion says how many bytes came back.
+_READS = (
+    WqeOpcode.READ,
+    WqeOpcode.COMPARE_SWAP,
+    WqeOpcode.FETCH_ADD,
+    WqeOpcode.MASKED_COMPARE_SWAP,
+    WqeOpcode.MASKED_FETCH_ADD,
+)
 
 
 class CqEngine(wiring.Component):
     """Writes one 64-byte CQE per completion, in the order in which they came.
 
-    Entry and owner bit follow the producer index: entry `index mod depth`, owner `(index / depth)
-    mod 2`. In a collapsed CQ each CQE goes to entry 0 with owner 0: its readers look at
-    `wqe_counter` and `opcode` only.
+    A QP has two CQs, one for what it sends and one for what it receives. Entry and owner bit follow
+    the CQ's producer index: entry `index mod depth`, owner `(index / depth) mod 2`. In a collapsed
+    CQ each CQE goes to entry 0 with owner 0: its readers look at `wqe_counter` and `opcode` only.
+    How much software has read is not known here, so a CQ that is too small is overrun.
 
     Set in a CQE: `srqn_uidx` (the QP's context index as user index), `send_opcode`, `qpn`,
-    `wqe_counter`, `opcode` and `owner`; in an error CQE also `syndrome`, the completion's status.
-    All else is 0: a send completion has no `byte_cnt`, time is not stamped, and `vendor_err_synd`
-    has no meaning outside the vendor's silicon.
+    `wqe_counter`, `opcode` and `owner`; of a READ or an atomic also `byte_cnt`; of a receive WQE
+    `byte_cnt`, `se` and, where there is one, `imm`; in an error CQE also `syndrome`, the
+    completion's status. All else is 0: time is not stamped, and `vendor_err_synd` has no meaning
+    outside the vendor's silicon.
 
     Parameters
     ----------
@@ -46,8 +62,8 @@ class CqEngine(wiring.Component):
     -------
     completions : In(stream of `Completion`)
     config : In(ConfigPort)
-        A write to `Table.CQ` sets that queue's producer index.
-    cq : Out(ContextPort of `CqContext`)
+        A write to `Table.CQ` or `Table.RECEIVE_CQ` sets that queue's producer index.
+    cq, receive_cq : Out(ContextPort of `CqContext`)
     writes : Out(stream of `WriteRequest`)
     lines : Out(stream of `Line`)
         One per write; the two are taken independently.
@@ -76,6 +92,7 @@ class CqEngine(wiring.Component):
                 "completions": In(stream.Signature(Completion)),
                 "config": In(ConfigPort()),
                 "cq": Out(ContextPort(CqContext)),
+                "receive_cq": Out(ContextPort(CqContext)),
                 "writes": Out(stream.Signature(WriteRequest)),
                 "lines": Out(stream.Signature(Line)),
                 "now": In(NOW_BITS),
@@ -90,10 +107,10 @@ class CqEngine(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        qps = self._structure.qps
+        qps, bits = self._structure.qps, self._structure.qp_bits
         m.submodules.delay = delay = DelayLine(Completion, DELAY_DEPTH)
         m.submodules.indices = indices = memory.Memory(
-            shape=unsigned(_INDEX_BITS), depth=qps, init=[]
+            shape=unsigned(_INDEX_BITS), depth=2 * qps, init=[]
         )
         start, advance = indices.write_port(), indices.write_port()
         index = indices.read_port(domain="comb")
@@ -107,22 +124,25 @@ class CqEngine(wiring.Component):
             delay.latency.eq(self.timing.cqe),
             delay.o.ready.eq(~working | done),
             self.cq.address.eq(Mux(delay.o.ready, delay.o.payload.qp, work.qp)),
+            self.receive_cq.address.eq(self.cq.address),
         ]
         with m.If(delay.o.ready):
             m.d.sync += [working.eq(delay.o.valid), work.eq(delay.o.payload)]
 
-        # Producer indices.
+        # Producer indices: those of what is sent below those of what is received.
+        table, queue = self.config.payload.table, self.config.payload.index
         configured = CqContext(self.config.payload.data[: CqContext.as_shape().size])
         m.d.comb += [
-            start.addr.eq(self.config.payload.index),
+            start.addr.eq(Cat(queue[:bits], table == Table.RECEIVE_CQ)),
             start.data.eq(configured.start_index),
-            start.en.eq(self.config.valid & (self.config.payload.table == Table.CQ)),
-            index.addr.eq(work.qp),
-            advance.addr.eq(work.qp),
+            start.en.eq(self.config.valid & ((table == Table.CQ) | (table == Table.RECEIVE_CQ))),
+            index.addr.eq(Cat(work.qp[:bits], work.receive)),
+            advance.addr.eq(index.addr),
             advance.data.eq(index.data + 1),
         ]
 
-        context, known = self.cq.data, Signal()
+        context, known = Signal(CqContext), Signal()
+        m.d.comb += context.eq(Mux(work.receive, self.receive_cq.data, self.cq.data))
         mask, entry, owner = Signal(24), Signal(24), Signal()
         m.d.comb += [
             known.eq(working & context.valid),
@@ -138,7 +158,7 @@ class CqEngine(wiring.Component):
             self.writes.valid.eq(known & ~request_gone),
             request.address.eq(context.base + (entry << 6)),
             request.length.eq(64),
-            request.mark.kind.eq(MarkKind.CQE),
+            request.mark.kind.eq(Mux(work.receive, MarkKind.RECEIVE_CQE, MarkKind.CQE)),
             request.mark.qp.eq(work.qp),
             request.mark.index.eq(work.wqe_index),
             self.lines.valid.eq(known & ~line_gone),
@@ -171,6 +191,7 @@ class CqEngine(wiring.Component):
             self.on_issued.payload.wqe_index.eq(work.wqe_index),
             self.on_issued.payload.address.eq(request.address),
             self.on_issued.payload.owner.eq(owner),
+            self.on_issued.payload.receive.eq(work.receive),
             self.on_dropped.valid.eq(working & ~context.valid),
             self.on_dropped.payload.reason.eq(DropReason.CQ_UNKNOWN),
             self.on_dropped.payload.qp.eq(work.qp),
@@ -182,14 +203,27 @@ class CqEngine(wiring.Component):
 def _cqe(m, good, completion, context, owner):
     """The 64 bytes of a CQE, in memory lanes; `good` shows its fields."""
     bad = Signal(CqeError)
-    failed = Signal()
+    failed, receive = Signal(), completion.receive
+    opcode, counts, has_imm = Signal(CqeOpcode), Signal(), Signal()
+    m.d.comb += [
+        counts.eq(receive | completion.vendor_opcode.matches(*_READS)),
+        has_imm.eq(receive & (completion.received != Received.SEND)),
+    ]
+    with m.If(receive):
+        with m.Switch(completion.received):
+            for received, name in _RECEIVED.items():
+                with m.Case(received):
+                    m.d.comb += opcode.eq(name)
     m.d.comb += [
         failed.eq(completion.status != Status.SUCCESS),
         good.srqn_uidx.eq(completion.qp),
-        good.opcode.eq(CqeOpcode.REQ),
+        good.byte_cnt.eq(Mux(counts, completion.length, 0)),
+        good.imm.eq(Mux(has_imm, completion.imm, 0)),
+        good.se.eq(receive & completion.solicited),
+        good.opcode.eq(opcode),
         bad.srqn.eq(completion.qp),
         bad.syndrome.eq(completion.status),
-        bad.opcode.eq(CqeOpcode.REQ_ERR),
+        bad.opcode.eq(Mux(completion.receive, CqeOpcode.RESP_ERR, CqeOpcode.REQ_ERR)),
     ]
     for view in (good, bad):
         m.d.comb += [

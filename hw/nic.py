@@ -257,5 +257,6 @@ class Nic(wiring.Component):
             (self.requester.tx, self.contexts.tx),
             (self.responder.rx, self.contexts.rx),
             (self.cq_engine.cq, self.contexts.cq),
+            (self.cq_engine.receive_cq, self.contexts.receive_cq),
         ):
             m.d.comb += [port.address.eq(reader.address), reader.data.eq(port.data)]

@@ -4,7 +4,15 @@ from amaranth.hdl import Module
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from .formats.context import ConfigWrite, CqContext, RxContext, SqContext, Table, TxContext
+from .formats.context import (
+    ConfigWrite,
+    CqContext,
+    RqContext,
+    RxContext,
+    SqContext,
+    Table,
+    TxContext,
+)
 
 __all__ = ["ConfigPort", "ContextPort", "QpContext"]
 
@@ -44,7 +52,7 @@ class QpContext(wiring.Component):
     -------
     config : In(ConfigPort)
     doorbell, sq : SqContext readers (the doorbell and the work-queue engine)
-    tx, rx, cq : readers of the other tables
+    tx, rx, cq, rq, receive_cq : readers of the other tables
 
     Timing
     ------
@@ -62,6 +70,8 @@ class QpContext(wiring.Component):
                 "tx": In(ContextPort(TxContext)),
                 "rx": In(ContextPort(RxContext)),
                 "cq": In(ContextPort(CqContext)),
+                "rq": In(ContextPort(RqContext)),
+                "receive_cq": In(ContextPort(CqContext)),
             }
         )
 
@@ -72,6 +82,8 @@ class QpContext(wiring.Component):
             Table.TX: (TxContext, [self.tx]),
             Table.RX: (RxContext, [self.rx]),
             Table.CQ: (CqContext, [self.cq]),
+            Table.RQ: (RqContext, [self.rq]),
+            Table.RECEIVE_CQ: (CqContext, [self.receive_cq]),
         }
         for table, (shape, ports) in readers.items():
             m.submodules[table.name.lower()] = store = memory.Memory(

@@ -249,6 +249,8 @@ class CqeIssued(data.Struct):
     wqe_index: 16
     address: 48
     owner: 1
+    #: It is of a receive WQE.
+    receive: 1
 
 
 class Commit(data.Struct):

@@ -14,6 +14,7 @@ __all__ = [
     "Retirement",
     "Ring",
     "Status",
+    "Taken",
     "Verb",
 ]
 
@@ -123,14 +124,26 @@ class Received(enum.Enum, shape=2):
     SEND_IMM = 2
 
 
+class Taken(data.Struct):
+    """Answer of a QP's receive queue, which was asked for its next WQE."""
+
+    qp: 12
+    #: Low: none is posted, and none was taken.
+    found: 1
+    #: Bytes that the WQE's segments have.
+    room: 36
+
+
 class Completion(data.Struct):
     """A retired WQE that is to be reported, of a send queue or (`receive`) a receive queue."""
 
     qp: 12
     receive: 1
-    #: Of a receive WQE.
+    #: What a receive WQE was taken for, the message's immediate data, and whether its sender asked
+    #: for an event.
     received: Received
     imm: 32
+    solicited: 1
     wqe_index: 16
     vendor_opcode: 8
     length: 32

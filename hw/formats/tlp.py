@@ -77,6 +77,10 @@ class MarkKind(enum.Enum, shape=4):
     REQUEST = 7
     FETCH = 8
     OTHER = 9
+    #: A CQE of a receive WQE; `index` is that WQE's.
+    RECEIVE_CQE = 10
+    #: Read of a receive WQE, or of its doorbell record (`index` is that of the WQE wanted).
+    RECEIVE_FETCH = 11
 
 
 class Mark(data.Struct):
