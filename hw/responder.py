@@ -14,28 +14,13 @@ from .lib.align import Line, Realigner
 from .lib.delay import NOW_BITS, DelayLine
 from .lib.stream import Queue, connect, skid
 from .lib.trace import Probe
-from .packet_checker import PacketChecker, Verdict
+from .packet_checker import PacketChecker, RequestKind, RxState, Verdict
 from .qp_context import ConfigPort, ContextPort
 
 __all__ = ["Responder"]
 
 #: ACKs that may wait for the transmit delay.
 _ACKS = 1024
-
-
-class _RxState(data.Struct):
-    """What a connection has received."""
-
-    expected_psn: 24
-    #: Messages completed, modulo 2^24.
-    msn: 24
-    #: Where the message's next byte goes; valid within a message.
-    address: ADDRESS_BITS
-    in_message: 1
-    #: The gap before the expected packet was reported.
-    reported: 1
-    #: A packet was refused; nothing more is served.
-    failed: 1
 
 
 class _Ack(data.Struct):
@@ -59,9 +44,10 @@ class Responder(wiring.Component):
 
     Any other packet writes nothing. A duplicate that asks for an ACK gets one for all that was
     executed. The first packet behind a gap is answered with a sequence NAK of the expected PSN, the
-    others until that one has come with nothing. A packet that does not fit its message is refused
-    with an invalid-request NAK; from then on the connection serves nothing until it gets a new
-    context.
+    others until that one has come with nothing. A packet that does not fit its message, or an
+    opcode that is not served, is refused with an invalid-request NAK; from then on the connection
+    serves nothing until it gets a new context. A packet that needs a receive WQE where there is
+    none is answered with an RNR NAK.
 
     Parameters
     ----------
@@ -89,8 +75,8 @@ class Responder(wiring.Component):
     quiet, due : Out
     on_dropped : Out(Probe)
         Of each packet that is not executed: PACKET_UNKNOWN_QP, PACKET_OPCODE, PACKET_PSN,
-        PACKET_DUPLICATE, PACKET_QP_ERROR; `qp` is the low bits of the QPN, `info` the PSN in bits
-        23:0 and the opcode in 31:24.
+        PACKET_DUPLICATE, PACKET_QP_ERROR, PACKET_READS, PACKET_NOT_READY; `qp` is the low bits of
+        the QPN, `info` the PSN in bits 23:0 and the opcode in 31:24.
 
     Timing
     ------
@@ -124,7 +110,7 @@ class Responder(wiring.Component):
         m = Module()
         bits = self._structure.qp_bits
         m.submodules.states = states = memory.Memory(
-            shape=_RxState, depth=self._structure.qps, init=[]
+            shape=RxState, depth=self._structure.qps, init=[]
         )
         m.submodules.checker = checker = PacketChecker()
         m.submodules.requests = requests = Queue(WriteRequest, 4)
@@ -154,9 +140,10 @@ class Responder(wiring.Component):
             read.addr.eq(qp),
             checker.beat.eq(beat),
             checker.context.eq(self.rx.data),
-            checker.expected_psn.eq(state.expected_psn),
-            checker.in_message.eq(state.in_message),
-            checker.failed.eq(state.failed),
+            checker.state.eq(state),
+            # Receive WQEs, READs and atomics are still to be wired.
+            checker.not_ready.eq(1),
+            checker.reads_full.eq(1),
             good.eq(Mux(beat.first, checker.verdict == Verdict.EXECUTE, executing)),
             configuring.eq(self.config.valid & (self.config.payload.table == Table.RX)),
         ]
@@ -164,11 +151,12 @@ class Responder(wiring.Component):
         # A beat goes on when all that it starts can be started: its request, its line, and (a
         # packet ends in order) its ACK.
         reth = data.View(Reth, beat.ext)
-        address = Signal(ADDRESS_BITS)
+        address, left = Signal(ADDRESS_BITS), Signal(32)
         ack, ack_wanted, ack_pending = Signal(_Ack), Signal(), Signal()
         empty, starts, blocked, answers = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             address.eq(Mux(checker.starts, reth.va, state.address)),
+            left.eq(Mux(checker.starts, reth.length, state.left)),
             empty.eq(beat.first & (beat.length == 0)),
             answers.eq(
                 beat.first
@@ -176,6 +164,7 @@ class Responder(wiring.Component):
                     ((checker.verdict == Verdict.DUPLICATE) & beat.bth.ack_request)
                     | ((checker.verdict == Verdict.AHEAD) & ~state.reported)
                     | (checker.verdict == Verdict.INVALID)
+                    | (checker.verdict == Verdict.RNR)
                 )
             ),
             blocked.eq(
@@ -217,16 +206,22 @@ class Responder(wiring.Component):
             m.d.comb += [
                 write.en.eq(starts),
                 write.addr.eq(qp),
-                write.data.expected_psn.eq(state.expected_psn + 1),
+                write.data.expected_psn.eq(state.expected_psn + checker.packets),
                 write.data.msn.eq(msn),
                 write.data.address.eq(address + beat.length),
+                write.data.left.eq(left - beat.length),
                 write.data.in_message.eq(~checker.ends),
+                write.data.in_send.eq(checker.kind == RequestKind.SEND),
             ]
             with m.If(taken & answers):
                 m.d.comb += [
                     write.en.eq(1),
                     write.data.eq(state),
-                    write.data.reported.eq(state.reported | (checker.verdict == Verdict.AHEAD)),
+                    write.data.reported.eq(
+                        state.reported
+                        | (checker.verdict == Verdict.AHEAD)
+                        | (checker.verdict == Verdict.RNR)
+                    ),
                     write.data.failed.eq(checker.verdict == Verdict.INVALID),
                 ]
 
@@ -283,6 +278,8 @@ class Responder(wiring.Component):
                     ]
                 with m.Case(Verdict.INVALID):
                     m.d.sync += ack.syndrome.eq(_nak(NakCode.INVALID_REQUEST))
+                with m.Case(Verdict.RNR):
+                    m.d.sync += ack.syndrome.eq(Cat(self.rx.data.rnr_timer, AethClass.RNR))
         with m.If(done):
             m.d.sync += ack_pending.eq(
                 Mux(starts, beat.bth.ack_request, (taken & answers) | ack_wanted)

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from support_responder import RefState, judge
 from support_roce import (
     PSN_MASK,
     ContextTable,
@@ -20,6 +21,7 @@ from hw.formats.context import ConfigWrite, RxContext, Table
 from hw.formats.events import DropReason
 from hw.formats.roce import Aeth, RoceOpcode
 from hw.formats.tlp import MarkKind
+from hw.packet_checker import Verdict
 from hw.responder import Responder
 
 STRUCTURE = Structure(qps=4)
@@ -37,6 +39,8 @@ def contexts_of(qps=4, psn=0, msn=0):
             "start_msn": msn,
             "mtu_log2": 8,
             "port": qp & 1,
+            "rnr_timer": 12,
+            "max_reads": 2,
         }
         for qp in range(qps)
     }
@@ -44,17 +48,7 @@ def contexts_of(qps=4, psn=0, msn=0):
 
 def ref_responder(packets, contexts):
     """(writes with their bytes, ACK beats, (reason, qp) of drops) of a list of packets."""
-    state = {
-        qp: {
-            "psn": c["expected_psn"],
-            "msn": c["start_msn"],
-            "inside": False,
-            "va": 0,
-            "reported": False,
-            "failed": False,
-        }
-        for qp, c in contexts.items()
-    }
+    state = {qp: RefState(psn=c["expected_psn"], msn=c["start_msn"]) for qp, c in contexts.items()}
     writes, acks, drops = [], [], []
 
     def answer(context, psn, msn, syndrome=0x1F):
@@ -67,38 +61,29 @@ def ref_responder(packets, contexts):
         bth, length = head["bth"], head["length"]
         qp = bth["dest_qp"] & 3
         context, s = contexts.get(qp), state.get(qp)
-        opcode = bth["opcode"]
-        starts = opcode in (RoceOpcode.WRITE_FIRST, RoceOpcode.WRITE_ONLY)
-        ends = opcode in (RoceOpcode.WRITE_LAST, RoceOpcode.WRITE_ONLY)
-        reason = None
-        if context is None or context["qpn"] != bth["dest_qp"]:
-            reason = DropReason.PACKET_UNKNOWN_QP
-        elif not (starts or ends or opcode == RoceOpcode.WRITE_MIDDLE):
-            reason = DropReason.PACKET_OPCODE
-        elif s["failed"]:
-            reason = DropReason.PACKET_QP_ERROR
-        elif (bth["psn"] - s["psn"]) & (1 << 23):
-            reason = DropReason.PACKET_DUPLICATE
-            if bth["ack_request"]:
-                answer(context, s["psn"] - 1, s["msn"])
-        elif bth["psn"] != s["psn"]:
-            reason = DropReason.PACKET_PSN
-            if not s["reported"]:
-                answer(context, s["psn"], s["msn"], 0x60)
-            s["reported"] = True
-        elif starts == s["inside"] or (
-            length != MTU if not ends else length > MTU or (not starts and length == 0)
-        ):
-            reason = DropReason.PACKET_OPCODE
-            answer(context, s["psn"], s["msn"], 0x61)
-            s["failed"] = True
-        if reason:
-            drops.append((reason.value, bth["dest_qp"]))
+        said = judge(head, context, s or RefState(0), reads_full=True, not_ready=True)
+        match said.verdict:
+            case Verdict.DUPLICATE:
+                if bth["ack_request"]:
+                    answer(context, s.psn - 1, s.msn)
+            case Verdict.AHEAD:
+                if not s.reported:
+                    answer(context, s.psn, s.msn, 0x60)
+                s.reported = True
+            case Verdict.INVALID:
+                answer(context, s.psn, s.msn, 0x61)
+                s.failed = True
+            case Verdict.RNR:
+                answer(context, s.psn, s.msn, 0x20 | context["rnr_timer"])
+                s.reported = True
+        if said.reason:
+            drops.append((said.reason.value, bth["dest_qp"]))
             continue
-        va = head["ext"] >> 64 if starts else s["va"]
+        va = head["ext"] >> 64 if said.starts else s.address
+        left = head["ext"] & 0xFFFFFFFF if said.starts else s.left
         payload = b"".join(beat["data"].to_bytes(64, "little")[: beat["count"]] for beat in packet)
         if payload:
-            kind = MarkKind.PAYLOAD_LAST if ends else MarkKind.PAYLOAD
+            kind = MarkKind.PAYLOAD_LAST if said.ends else MarkKind.PAYLOAD
             writes.append(
                 (
                     {
@@ -109,15 +94,11 @@ def ref_responder(packets, contexts):
                     payload,
                 )
             )
-        s.update(
-            psn=(s["psn"] + 1) & PSN_MASK,
-            msn=(s["msn"] + ends) & PSN_MASK,
-            inside=not ends,
-            va=va + length,
-            reported=False,
-        )
+        s.psn, s.msn = (s.psn + 1) & PSN_MASK, (s.msn + said.ends) & PSN_MASK
+        s.address, s.left, s.in_message = va + length, left - length, not said.ends
+        s.reported = False
         if bth["ack_request"]:
-            answer(context, bth["psn"], s["msn"])
+            answer(context, bth["psn"], s.msn)
     return writes, acks, drops
 
 
@@ -239,9 +220,17 @@ def messages(seed, count, contexts, *, interleave=True):
 
 
 def only(
-    psn, length=8, *, qp=0, va=0x2000_0000_1000, opcode=RoceOpcode.WRITE_ONLY, ack=1, qpn=None
+    psn,
+    length=8,
+    *,
+    qp=0,
+    va=0x2000_0000_1000,
+    opcode=RoceOpcode.WRITE_ONLY,
+    ack=1,
+    qpn=None,
+    message=None,
 ):
-    """One packet of QP `qp` with any opcode."""
+    """One packet of QP `qp` with any opcode; `message` is the length in its header."""
     payload = random.Random(psn).randbytes(length)
     return packet_beats(
         opcode,
@@ -249,7 +238,7 @@ def only(
         payload,
         dest_qp=0x500 + qp if qpn is None else qpn,
         ack=ack,
-        reth={"va": va, "rkey": 7, "length": length},
+        reth={"va": va, "rkey": 7, "length": length if message is None else message},
     )
 
 
@@ -304,21 +293,35 @@ def test_ack_fields():
     assert (ack["first"], ack["last"], ack["count"], ack["length"], ack["dest"]) == (1, 1, 0, 0, 3)
 
 
-FIRST = {"opcode": RoceOpcode.WRITE_FIRST, "length": MTU, "ack": 0}
+#: A message of three packets at most, of which the last has 8 bytes.
+FIRST = {"opcode": RoceOpcode.WRITE_FIRST, "length": MTU, "ack": 0, "message": MTU + 8}
 MIDDLE = {"opcode": RoceOpcode.WRITE_MIDDLE, "length": MTU, "ack": 0}
 LAST = {"opcode": RoceOpcode.WRITE_LAST}
+
+
+def begun(left):
+    """The first packet of a WRITE of which so many bytes are left."""
+    return only(0, **{**FIRST, "message": MTU + left})
+
+
 #: Packets that do not fit where they stand, with the good ones before them.
 MISFITS = {
     "middle of none": [only(0, **MIDDLE)],
     "last of none": [only(0, **LAST)],
     "only, too long": [only(0, MTU + 1)],
-    "first, too short": [only(0, opcode=RoceOpcode.WRITE_FIRST, length=MTU - 64)],
-    "first, empty": [only(0, opcode=RoceOpcode.WRITE_FIRST, length=0)],
-    "only within a message": [only(0, **FIRST), only(1, 8)],
-    "first within a message": [only(0, **FIRST), only(1, **FIRST)],
-    "middle, too short": [only(0, **FIRST), only(1, opcode=RoceOpcode.WRITE_MIDDLE, length=64)],
-    "last, empty": [only(0, **FIRST), only(1, opcode=RoceOpcode.WRITE_LAST, length=0)],
-    "last, too long": [only(0, **FIRST), only(1, opcode=RoceOpcode.WRITE_LAST, length=MTU + 64)],
+    "first, too short": [only(0, opcode=RoceOpcode.WRITE_FIRST, length=MTU - 64, message=MTU)],
+    "first, empty": [only(0, opcode=RoceOpcode.WRITE_FIRST, length=0, message=MTU)],
+    "only within a message": [begun(8), only(1, 8)],
+    "first within a message": [begun(8), only(1, **FIRST)],
+    "middle, too short": [begun(72), only(1, opcode=RoceOpcode.WRITE_MIDDLE, length=64)],
+    "last, empty": [begun(8), only(1, length=0, **LAST)],
+    "last, too long": [begun(MTU + 64), only(1, length=MTU + 64, **LAST)],
+    "only, not as long as it says": [only(0, 8, message=9)],
+    "last, not as long as the first said": [begun(9), only(1, length=8, **LAST)],
+    "last, longer than the first said": [begun(7), only(1, length=8, **LAST)],
+    "middle, longer than the first said": [begun(MTU - 1), only(1, **MIDDLE)],
+    "unknown opcode": [only(0, opcode=RoceOpcode.SEND_ONLY_INV)],
+    "last of a send": [begun(8), only(1, length=8, opcode=RoceOpcode.SEND_LAST)],
 }
 
 
@@ -334,7 +337,7 @@ def test_packets_for_nobody_are_dropped_and_change_nothing():
         only(0, qpn=0x504, length=200),  # unknown QPs
         only(0, opcode=0x64, length=100),
         only(0, opcode=RoceOpcode.ACK, length=0),  # no request
-        only(0, **FIRST),
+        begun(MTU),
         only(0, opcode=0x64, length=100),
         only(1, length=MTU, **LAST),
         only(11, qp=1),
@@ -397,6 +400,28 @@ def test_half_of_all_psns_lies_ahead(psn, distance, reason):
     assert run.drops == [(DropReason[reason].value, 0x500)]
 
 
+NEEDY = {
+    "send": [only(0, opcode=RoceOpcode.SEND_ONLY)],
+    "send with immediate data": [only(0, opcode=RoceOpcode.SEND_ONLY_IMM)],
+    "write with immediate data": [only(0, opcode=RoceOpcode.WRITE_ONLY_IMM)],
+    "its last packet": [begun(8), only(1, length=8, opcode=RoceOpcode.WRITE_LAST_IMM)],
+}
+
+
+@pytest.mark.parametrize("packets", NEEDY.values(), ids=NEEDY)
+def test_without_a_receive_wqe_a_packet_is_asked_for_later(packets):
+    late = len(packets) - 1
+    run = Run([*packets, only(late + 1), packets[-1]], contexts_of(1), stall=0.3)
+    run.check()
+    # What follows is passed over in silence.
+    assert syndromes(run) == [(late, 0x2C), (late, 0x2C)]
+    assert [reason for reason, _ in run.drops] == [
+        DropReason.PACKET_NOT_READY.value,
+        DropReason.PACKET_PSN.value,
+        DropReason.PACKET_NOT_READY.value,
+    ]
+
+
 def damaged(seed, packets):
     """Packets as a bad network delivers them: lost, twice, late."""
     rng = random.Random(seed)
@@ -449,7 +474,7 @@ def test_a_new_context_starts_afresh():
     contexts = contexts_of(1)
     again = {0: {**contexts[0], "expected_psn": 77, "start_msn": 9}}
     configs = [(60, item) for _, item in context_writes(Table.RX, RxContext, again)]
-    packets = [only(0, MTU, opcode=RoceOpcode.WRITE_FIRST), only(77)]
+    packets = [begun(8), only(77)]
     run = Run(packets, contexts, starts=[10, 70], configs=configs)
     assert not run.drops
     assert unpack(Aeth, run.acks.words[-1]["ext"])["msn"] == 10

@@ -83,7 +83,8 @@ class DropReason(enum.Enum, shape=8):
     PACKET_UNKNOWN_QP = 6
     #: A request behind a gap: an earlier one is missing.
     PACKET_PSN = 7
-    #: An opcode that is not served, or one out of place in its message, or with a wrong length.
+    #: An opcode that is not served, or one out of place in its message, or with a wrong length, or
+    #: an atomic whose address is not a multiple of its size.
     PACKET_OPCODE = 8
     #: ACK or NAK of a packet that was never sent.
     ACK_UNEXPECTED = 9
@@ -107,10 +108,16 @@ class DropReason(enum.Enum, shape=8):
     #: A send queue was set up anew while the NIC was at work on it. `info` is the index up to which
     #: it had asked for blocks, and in bits 31:16 that up to which they were retired.
     SQ_BUSY = 19
-    #: A request that was executed before; it is acknowledged again. Not an error.
+    #: A request that was executed before; it is answered again. Not an error.
     PACKET_DUPLICATE = 24
     #: A request for a QP that refused an earlier one.
     PACKET_QP_ERROR = 25
+    #: A READ or an atomic beyond those that may wait for their answers.
+    PACKET_READS = 26
+    #: A request that needs a receive WQE where there was none. Not an error.
+    PACKET_NOT_READY = 27
+    #: An atomic that was executed before, but whose answer is kept no more.
+    PACKET_FORGOTTEN = 28
 
 
 class StallCause(enum.Enum, shape=8):
