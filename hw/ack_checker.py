@@ -6,9 +6,16 @@ from amaranth.lib.wiring import In, Out
 
 from .formats.events import DropReason
 from .formats.op import Status
-from .formats.roce import Aeth, AethClass, NakCode, RoceOpcode, WireBeat
+from .formats.roce import RESPONSES, Aeth, AethClass, NakCode, RoceOpcode, WireBeat
 
 __all__ = ["AckChecker", "Identity"]
+
+#: What the errors that a responder finds make of a WQE.
+_ERRORS = {
+    NakCode.INVALID_REQUEST: Status.REMOTE_INVALID_REQUEST,
+    NakCode.REMOTE_ACCESS: Status.REMOTE_ACCESS,
+    NakCode.REMOTE_OPERATION: Status.REMOTE_OPERATION,
+}
 
 
 class Identity(data.Struct):
@@ -20,6 +27,8 @@ class Identity(data.Struct):
 
 class AckChecker(wiring.Component):
     """Judges an ACK packet by its headers and the state of its QP.
+
+    A response that `landing` hands on as it stands is none: the operation ends as BAD_RESPONSE.
 
     Parameters
     ----------
@@ -43,7 +52,7 @@ class AckChecker(wiring.Component):
     progress : Out(1)
         `base` moves.
     status : Out(Status)
-        What an error NAK makes of its WQE.
+        What an error NAK, or such a response, makes of its WQE.
 
     Timing
     ------
@@ -75,20 +84,20 @@ class AckChecker(wiring.Component):
         m = Module()
         bth, syndrome = self.beat.bth, data.View(Aeth, self.beat.ext[:32]).syndrome
         code = syndrome[:5]
-        with m.Switch(syndrome[5:]):
-            with m.Case(AethClass.ACK):
-                m.d.comb += self.is_ack.eq(1)
-            with m.Case(AethClass.RNR):
-                m.d.comb += self.is_rnr.eq(1)
-            with m.Case(AethClass.NAK):
-                m.d.comb += self.is_sequence.eq(code == NakCode.SEQUENCE)
-                for nak, status in (
-                    (NakCode.INVALID_REQUEST, Status.REMOTE_INVALID_REQUEST),
-                    (NakCode.REMOTE_ACCESS, Status.REMOTE_ACCESS),
-                    (NakCode.REMOTE_OPERATION, Status.REMOTE_OPERATION),
-                ):
-                    with m.If(code == nak):
-                        m.d.comb += [self.is_error.eq(1), self.status.eq(status)]
+        with m.Switch(bth.opcode):
+            with m.Case(RoceOpcode.ACK):
+                with m.Switch(syndrome[5:]):
+                    with m.Case(AethClass.ACK):
+                        m.d.comb += self.is_ack.eq(1)
+                    with m.Case(AethClass.RNR):
+                        m.d.comb += self.is_rnr.eq(1)
+                    with m.Case(AethClass.NAK):
+                        m.d.comb += self.is_sequence.eq(code == NakCode.SEQUENCE)
+                        for nak, status in _ERRORS.items():
+                            with m.If(code == nak):
+                                m.d.comb += [self.is_error.eq(1), self.status.eq(status)]
+            with m.Case(*(RESPONSES - {RoceOpcode.ACK})):
+                m.d.comb += [self.is_error.eq(1), self.status.eq(Status.BAD_RESPONSE)]
 
         ahead, outstanding = Signal(24), Signal(24)
         m.d.comb += [
@@ -100,7 +109,7 @@ class AckChecker(wiring.Component):
         is_known_kind = self.is_ack | self.is_sequence | self.is_rnr | self.is_error
         with m.If(~self.identity.valid | (self.identity.qpn != bth.dest_qp)):
             m.d.comb += self.reason.eq(DropReason.PACKET_UNKNOWN_QP)
-        with m.Elif((bth.opcode != RoceOpcode.ACK) | ~is_known_kind):
+        with m.Elif(~is_known_kind):
             m.d.comb += self.reason.eq(DropReason.PACKET_OPCODE)
         with m.Elif(self.failed):
             m.d.comb += self.reason.eq(DropReason.ACK_QP_ERROR)

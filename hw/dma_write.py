@@ -11,6 +11,12 @@ from .lib.arbiter import Arbiter
 
 __all__ = ["DmaWrite"]
 
+#: Marks that belong to the end of a message, and what the TLPs before it carry.
+_LAST_MARKS = {
+    MarkKind.PAYLOAD_LAST: MarkKind.PAYLOAD,
+    MarkKind.RESPONSE_LAST: MarkKind.RESPONSE,
+}
+
 
 class DmaWrite(wiring.Component):
     """Writes lines to memory over PCIe, as TLPs cut at MPS-aligned addresses.
@@ -19,17 +25,18 @@ class DmaWrite(wiring.Component):
     counts once its request and its first line are both there. Line i of a request holds the bytes
     of the i-th 64-byte line it touches, in their lanes. A mark `PAYLOAD_LAST` stays on the last TLP
     of its request only (the others carry `PAYLOAD`), so that the commit of that TLP is the end of
-    the message.
+    the message; so do `RESPONSE_LAST` and `RESPONSE`.
 
     Parameters
     ----------
-    none
+    clients : int
+        At least 2.
 
     Members
     -------
-    requests : In(array of 2 streams of `WriteRequest`)
+    requests : In(array of `clients` streams of `WriteRequest`)
         Taken with the last line of the request.
-    lines : In(array of 2 streams of `Line`)
+    lines : In(array of `clients` streams of `Line`)
     mps_log2 : In(4)
         6 to 12.
     posted : Out(stream of `PostedBeat`)
@@ -42,11 +49,14 @@ class DmaWrite(wiring.Component):
     Combinational from input to output; one beat per cycle, without a gap between requests.
     """
 
-    def __init__(self):
+    def __init__(self, clients):
+        if clients < 2:
+            raise ValueError(f"clients of a write engine: allowed from 2, not {clients}")
+        self._clients = clients
         super().__init__(
             {
-                "requests": In(stream.Signature(WriteRequest)).array(2),
-                "lines": In(stream.Signature(Line)).array(2),
+                "requests": In(stream.Signature(WriteRequest)).array(clients),
+                "lines": In(stream.Signature(Line)).array(clients),
                 "mps_log2": In(4),
                 "posted": Out(stream.Signature(PostedBeat)),
                 "quiet": Out(1),
@@ -57,7 +67,7 @@ class DmaWrite(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         offer = data.StructLayout({"request": WriteRequest, "line": Line, "last": 1})
-        m.submodules.arbiter = arbiter = Arbiter(offer, 2, packets=True)
+        m.submodules.arbiter = arbiter = Arbiter(offer, self._clients, packets=True)
         #: Bytes of the chosen request that are done; `last` of a stream that is not chosen is not
         #: looked at.
         done = Signal(13)
@@ -94,8 +104,9 @@ class DmaWrite(wiring.Component):
             arbiter.o.ready.eq(self.posted.ready),
             self.quiet.eq(~self.posted.valid),
         ]
-        with m.If((chosen.request.mark.kind == MarkKind.PAYLOAD_LAST) & ~last_tlp):
-            m.d.comb += beat.mark.kind.eq(MarkKind.PAYLOAD)
+        for last, other in _LAST_MARKS.items():
+            with m.If((chosen.request.mark.kind == last) & ~last_tlp):
+                m.d.comb += beat.mark.kind.eq(other)
 
         with m.If(self.posted.valid & self.posted.ready):
             m.d.sync += done.eq(Mux(chosen.last, 0, done + beat.count))

@@ -98,7 +98,7 @@ class Nic(wiring.Component):
             tags_cause=StallCause.PAYLOAD_TAGS,
             lines_cause=StallCause.PAYLOAD_LINES,
         )
-        self.write = DmaWrite()
+        self.write = DmaWrite(clients=2)
         self.wires = [Wire(structure, port) for port in range(structure.ports)]
         #: Name and block, in the order of the data path.
         self.blocks = {

@@ -55,6 +55,8 @@ class Outstanding(data.Struct):
     reads: 1
     #: It is a local read that waits for its bytes.
     dumps: 1
+    #: It is an atomic.
+    atomic: 1
 
 
 class Started(data.Struct):
@@ -77,21 +79,30 @@ class ReadsPort(wiring.Signature):
     -------
     started : Out(`valid`, `payload`: Started)
         Each operation, for one cycle. In order over all QPs, so in the order of their landings.
+    room : In(1)
+        The operation in `started.payload` may start: all its landings are here, if it has any
+        (combinational). It comes to be high whatever becomes of other operations.
     restart : Out(`valid`, `qp`, `psn`)
-        All that a QP has outstanding is forgotten; what it sends next has that PSN. Landings of all
-        that started before have come, or are for nobody.
+        All that a QP has outstanding is forgotten; what it sends next has that PSN. All that was
+        fetched of it before has started.
     ask : Out(12), outstanding : In(5)
         READs and atomics of a QP that have started with `entry.sends` and whose response has not
-        been handed on (combinational); one that starts counts from the next cycle on.
+        been handed on (combinational); one that starts counts from the next cycle on. All ones: no
+        more may start, since its landings would not fit.
+    responding_qp : In(12), failed : Out(1)
+        Whether the QP that a response is for is in error (combinational).
     """
 
     def __init__(self):
         super().__init__(
             {
                 "started": Out(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
+                "room": In(1),
                 "restart": Out(wiring.Signature({"valid": Out(1), "qp": Out(12), "psn": Out(24)})),
                 "ask": Out(12),
                 "outstanding": In(5),
+                "responding_qp": In(12),
+                "failed": Out(1),
             }
         )
 
@@ -257,11 +268,11 @@ class Segmenter(wiring.Component):
             rest.eq(op.length & (mtu - 1)),
             further.eq((op.length >> self.tx.data.mtu_log2) - ((rest == 0) & (op.length != 0))),
             self.started.payload.qp.eq(op.qp),
+            self.started.payload.psn.eq(psn),
             entry.wqe_index.eq(op.wqe_index),
             entry.blocks.eq(op.blocks),
             entry.signaled.eq(op.signaled),
             entry.vendor_opcode.eq(op.vendor_opcode),
-            self.started.payload.psn.eq(psn),
             self.started.payload.listed.eq(1),
             entry.first_psn.eq(first_psn),
             entry.last_psn.eq(Mux(listed, first_psn + further, psn - 1)),

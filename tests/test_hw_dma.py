@@ -384,13 +384,21 @@ def test_read_refuses_wrong_sizes(arguments):
 # Writes.
 
 
+KINDS = (MarkKind.PAYLOAD, MarkKind.PAYLOAD_LAST, MarkKind.CQE, MarkKind.RESPONSE_LAST)
+#: What stands before the last TLP of a request.
+BEFORE_LAST = {
+    MarkKind.PAYLOAD_LAST: MarkKind.PAYLOAD,
+    MarkKind.RESPONSE_LAST: MarkKind.RESPONSE,
+}
+
+
 def write_requests(count, seed, client, most=600):
     source = random.Random(seed)
     requests, lines = [], []
     for i in range(count):
         length = source.choice((1, 8, 64, 65, source.randint(1, most)))
         address = source.randrange(1 << 16) + (client << 20)
-        kind = source.choice((MarkKind.PAYLOAD, MarkKind.PAYLOAD_LAST, MarkKind.CQE))
+        kind = source.choice(KINDS)
         requests.append(
             {"address": address, "length": length, "mark": {"kind": kind, "qp": client, "index": i}}
         )
@@ -418,8 +426,8 @@ def ref_posted(requests, mps):
         tlps = cut(request["address"], request["length"], mps)
         for t, (address, length) in enumerate(tlps):
             kind = request["mark"]["kind"]
-            if kind == MarkKind.PAYLOAD_LAST and t < len(tlps) - 1:
-                kind = MarkKind.PAYLOAD
+            if t < len(tlps) - 1:
+                kind = BEFORE_LAST.get(kind, kind)
             parts = cut(address, length, LINE)
             for i, (at, count) in enumerate(parts):
                 beats.append(
@@ -437,7 +445,7 @@ def ref_posted(requests, mps):
 
 def rtl_posted(clients, mps, *, stalls=0.0, seed=1, skip=False, limit=20000):
     """The beats that come out, by client (read off the mark), and the bench."""
-    dut = DmaWrite()
+    dut = DmaWrite(clients=len(clients))
     drivers = []
     for i, (requests, lines) in enumerate(clients):
         drivers.append(Source(dut.requests[i], requests, idle=stalls, seed=seed + 10 * i))
@@ -451,7 +459,7 @@ def rtl_posted(clients, mps, *, stalls=0.0, seed=1, skip=False, limit=20000):
         dut, [*drivers, out], {"mps_log2": mps.bit_length() - 1}, skip=skip, each_cycle=no_error
     ).run(limit)
     bench.out = out
-    beats = [[], []]
+    beats = [[] for _ in clients]
     for beat in out.words:
         assert beat["address"] % LINE + beat["count"] <= LINE, "a beat crosses a line"
         beats[beat["mark"]["qp"]].append(
@@ -468,31 +476,39 @@ def rtl_posted(clients, mps, *, stalls=0.0, seed=1, skip=False, limit=20000):
 
 
 @pytest.mark.parametrize(
-    "seed, mps, stalls", [(1, 64, 0.0), (2, 128, 0.3), (3, 256, 0.0), (4, 256, 0.4), (5, 4096, 0.3)]
+    "seed, mps, stalls, count",
+    [
+        (1, 64, 0.0, 2),
+        (2, 128, 0.3, 2),
+        (3, 256, 0.0, 3),
+        (4, 256, 0.4, 5),
+        (5, 4096, 0.3, 2),
+    ],
 )
-def test_write_bytes_tlps_and_marks(seed, mps, stalls):
-    clients = [write_requests(30, seed, 0), write_requests(30, seed + 100, 1)]
+def test_write_bytes_tlps_and_marks(seed, mps, stalls, count):
+    clients = [write_requests(30, seed + 100 * client, client) for client in range(count)]
     beats, bench = rtl_posted(clients, mps, stalls=stalls, seed=seed)
     for client, (requests, _) in enumerate(clients):
         assert beats[client] == ref_posted(requests, mps)
     # Requests are never mixed.
     owners = [(beat["mark"]["qp"], beat["mark"]["index"]) for beat in bench.out.words]
     runs = [owner for i, owner in enumerate(owners) if i == 0 or owners[i - 1] != owner]
-    assert len(runs) == len(set(runs)) == 60
+    assert len(runs) == len(set(runs)) == 30 * count
 
 
-def test_write_takes_turns_without_a_gap():
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_write_takes_turns_without_a_gap(count):
     clients = [
         (
             [{"address": 0x1000 * i, "length": 256, "mark": {"qp": c}} for i in range(10)],
             write_lines(0, 256) * 10,
         )
-        for c in range(2)
+        for c in range(count)
     ]
     beats, bench = rtl_posted(clients, 256)
     cycles = [cycle for cycle, _ in bench.out.items]
-    assert cycles == list(range(80))
-    assert [beat["mark"]["qp"] for beat in bench.out.words[::4]] == [0, 1] * 10
+    assert cycles == list(range(40 * count))
+    assert [beat["mark"]["qp"] for beat in bench.out.words[::4]] == [*range(count)] * 10
 
 
 def test_write_that_has_no_lines_yet_blocks_nobody():
@@ -536,7 +552,7 @@ def test_write_tlp_counts(size, offset, mtu, writes):
 
 
 def test_write_reports_a_line_that_disagrees():
-    dut = DmaWrite()
+    dut = DmaWrite(clients=2)
     errors = []
     Bench(
         dut,
@@ -567,3 +583,7 @@ def test_write_quiet_cycles_can_be_skipped():
     skipped, full = run(True), run(False)
     assert skipped[0] == full[0]
     assert skipped[1] <= full[1]
+
+
+def test_write_refuses_a_single_client():
+    refuses(lambda: DmaWrite(clients=1), ValueError, "allowed from 2")

@@ -101,7 +101,7 @@ class DropReason(enum.Enum, shape=8):
     PUSH_TORN = 13
     #: ACK or NAK of a packet that was acknowledged before. Not an error.
     ACK_OLD = 16
-    #: ACK or NAK for a QP in error.
+    #: ACK, NAK or response for a QP in error.
     ACK_QP_ERROR = 17
     #: A sequence or RNR NAK while the QP recovers anyway. Not an error.
     NAK_IGNORED = 18
@@ -118,6 +118,15 @@ class DropReason(enum.Enum, shape=8):
     PACKET_NOT_READY = 27
     #: An atomic that was executed before, but whose answer is kept no more.
     PACKET_FORGOTTEN = 28
+    #: An ACK or a response beyond the response of a READ or an atomic that has not come. The first
+    #: one tells of the gap. Not an error.
+    RESPONSE_MISSING = 32
+    #: A response that came before. Not an error.
+    RESPONSE_OLD = 33
+    #: A response that no READ or atomic waits for.
+    RESPONSE_UNEXPECTED = 34
+    #: A response of another length or kind than was asked for: its QP goes into error.
+    RESPONSE_MISFIT = 35
 
 
 class StallCause(enum.Enum, shape=8):

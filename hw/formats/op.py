@@ -44,6 +44,8 @@ class Status(enum.Enum, shape=8):
     LOCAL_PROTECTION = 0x04
     #: The QP was in error before the operation was done.
     FLUSHED = 0x05
+    #: The response to a READ or an atomic is not what was asked for.
+    BAD_RESPONSE = 0x10
     LOCAL_ACCESS = 0x11
     REMOTE_INVALID_REQUEST = 0x12
     REMOTE_ACCESS = 0x13

@@ -81,6 +81,9 @@ class MarkKind(enum.Enum, shape=4):
     RECEIVE_CQE = 10
     #: Read of a receive WQE, or of its doorbell record (`index` is that of the WQE wanted).
     RECEIVE_FETCH = 11
+    #: What a READ or an atomic brings, and its last bytes: `index` is the WQE index.
+    RESPONSE = 12
+    RESPONSE_LAST = 13
 
 
 class Mark(data.Struct):
