@@ -46,6 +46,7 @@ STATUS_NAMES = {
     OpStatus.SUCCESS.value: "SUCCESS",
     OpStatus.LOCAL_QP_OPERATION.value: "LOC_QP_OP_ERR",
     OpStatus.FLUSHED.value: "WR_FLUSH_ERR",
+    OpStatus.BAD_RESPONSE.value: "BAD_RESP_ERR",
     OpStatus.REMOTE_INVALID_REQUEST.value: "REM_INV_REQ_ERR",
     OpStatus.REMOTE_ACCESS.value: "REM_ACCESS_ERR",
     OpStatus.REMOTE_OPERATION.value: "REM_OP_ERR",

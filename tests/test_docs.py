@@ -107,6 +107,7 @@ ARGUMENTS = {
     "lines": 128,
     "tags": 4,
     "tag_base": 0,
+    "clients": 2,
 }
 #: Members that the page explains once for all blocks.
 COMMON = {"now", "timing", "quiet", "due"}

@@ -19,6 +19,7 @@ from hw.config import NicTiming, Structure
 from hw.formats.context import ConfigWrite, Table, TxContext
 from hw.formats.events import DropReason
 from hw.formats.op import Retirement, Status, Verb
+from hw.formats.roce import RoceOpcode
 from hw.requester import Requester
 
 STRUCTURE = Structure(qps=4, window_blocks=16)
@@ -375,6 +376,19 @@ def test_acks_for_nothing_are_dropped_and_change_nothing():
     assert run.bench.of("on_dropped")[4]["info"] == 0x64000000
     assert [cycle for cycle, _ in run.retired.items] == [101]
     assert run.bench.of("on_ack_received") == [{"qp": 0, "psn": 0, "syndrome": 0x1F}]
+
+
+def test_response_that_does_not_fit_ends_its_operation():
+    """As `landing` hands it on, with its own opcode."""
+    answer = ack_beat(1, dest_qp=0x500)
+    answer["bth"]["opcode"] = RoceOpcode.READ_RESPONSE_LAST
+    run = Run([op(0, 0, 8), op(0, 1, 8), op(0, 2, 8)], contexts_of(1), acks=[(60, answer)])
+    assert [completion["status"] for completion in run.completions.words] == [
+        0,
+        Status.BAD_RESPONSE.value,
+        Status.FLUSHED.value,
+    ]
+    assert not run.bench.of("on_dropped")
 
 
 def test_a_full_window_holds_operations():
