@@ -14,7 +14,7 @@ __all__ = ["DmaWrite"]
 #: Marks that belong to the end of a message, and what the TLPs before it carry.
 _LAST_MARKS = {
     MarkKind.PAYLOAD_LAST: MarkKind.PAYLOAD,
-    MarkKind.RESPONSE_LAST: MarkKind.RESPONSE,
+    MarkKind.LANDED_LAST: MarkKind.LANDED,
 }
 
 
@@ -25,7 +25,7 @@ class DmaWrite(wiring.Component):
     counts once its request and its first line are both there. Line i of a request holds the bytes
     of the i-th 64-byte line it touches, in their lanes. A mark `PAYLOAD_LAST` stays on the last TLP
     of its request only (the others carry `PAYLOAD`), so that the commit of that TLP is the end of
-    the message; so do `RESPONSE_LAST` and `RESPONSE`.
+    the message; so do `LANDED_LAST` and `LANDED`.
 
     Parameters
     ----------

@@ -286,7 +286,7 @@ class ResponseLanding(wiring.Component):
             requests.valid.eq(starts & realigner.ready),
             requests.payload.address.eq(oldest.address),
             requests.payload.length.eq(run),
-            mark.kind.eq(Mux(ends, MarkKind.RESPONSE_LAST, MarkKind.RESPONSE)),
+            mark.kind.eq(Mux(ends, MarkKind.LANDED_LAST, MarkKind.LANDED)),
             mark.qp.eq(packet.qp),
             mark.index.eq(packet.wqe_index),
             runs.use.valid.eq(requests.valid & requests.ready),

@@ -384,11 +384,11 @@ def test_read_refuses_wrong_sizes(arguments):
 # Writes.
 
 
-KINDS = (MarkKind.PAYLOAD, MarkKind.PAYLOAD_LAST, MarkKind.CQE, MarkKind.RESPONSE_LAST)
+KINDS = (MarkKind.PAYLOAD, MarkKind.PAYLOAD_LAST, MarkKind.CQE, MarkKind.LANDED_LAST)
 #: What stands before the last TLP of a request.
 BEFORE_LAST = {
     MarkKind.PAYLOAD_LAST: MarkKind.PAYLOAD,
-    MarkKind.RESPONSE_LAST: MarkKind.RESPONSE,
+    MarkKind.LANDED_LAST: MarkKind.LANDED,
 }
 
 

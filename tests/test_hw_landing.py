@@ -373,7 +373,7 @@ def test_bytes_sit_in_the_lanes_of_their_address(lane, length):
     ]
     assert [mark for _, _, mark in run.written] == [
         {
-            "kind": (MarkKind.RESPONSE_LAST if last else MarkKind.RESPONSE).value,
+            "kind": (MarkKind.LANDED_LAST if last else MarkKind.LANDED).value,
             "qp": 0,
             "index": 9,
         }
@@ -386,8 +386,8 @@ def test_a_packet_fills_many_runs_and_a_run_takes_many_packets():
     run = Run([operation])
     assert [len(payload) for _, payload, _ in run.written] == [10, 100, 1, 145, 256, 256, 43, 5]
     assert run.memory == ref_memory([operation])
-    assert run.written[-1][2]["kind"] == MarkKind.RESPONSE_LAST.value
-    assert run.written[-2][2]["kind"] == MarkKind.RESPONSE.value
+    assert run.written[-1][2]["kind"] == MarkKind.LANDED_LAST.value
+    assert run.written[-2][2]["kind"] == MarkKind.LANDED.value
 
 
 def test_atomics_come_in_native_order_of_8_bytes_and_in_network_order_of_4():

@@ -82,8 +82,8 @@ class MarkKind(enum.Enum, shape=4):
     #: Read of a receive WQE, or of its doorbell record (`index` is that of the WQE wanted).
     RECEIVE_FETCH = 11
     #: What a READ or an atomic brings, and its last bytes: `index` is the WQE index.
-    RESPONSE = 12
-    RESPONSE_LAST = 13
+    LANDED = 13
+    LANDED_LAST = 14
 
 
 class Mark(data.Struct):
