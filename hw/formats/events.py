@@ -23,6 +23,7 @@ __all__ = [
     "PayloadArrived",
     "PayloadRequested",
     "QpStateChanged",
+    "ReceiveTaken",
     "Retired",
     "Retransmitted",
     "RetryReason",
@@ -66,6 +67,7 @@ class EventKind(enum.Enum, shape=16):
     STALL = 30
     RETRANSMITTED = 31
     QP_STATE = 32
+    RECEIVE_TAKEN = 33
 
 
 class DropReason(enum.Enum, shape=8):
@@ -334,6 +336,14 @@ class QpStateChanged(data.Struct):
     cause: Status
 
 
+class ReceiveTaken(data.Struct):
+    """A message asked for the next receive WQE of its QP, and got it if there was one (`found`)."""
+
+    qp: 12
+    wqe_index: 16
+    found: 1
+
+
 #: Payload layout of each kind.
 EVENTS = {
     **dict.fromkeys(
@@ -365,6 +375,7 @@ EVENTS = {
     EventKind.STALL: Stall,
     EventKind.RETRANSMITTED: Retransmitted,
     EventKind.QP_STATE: QpStateChanged,
+    EventKind.RECEIVE_TAKEN: ReceiveTaken,
 }
 
 for _layout in EVENTS.values():

@@ -13,6 +13,7 @@ __all__ = [
     "BLOCK_BYTES",
     "CE_ALWAYS",
     "DATA_OFFSET",
+    "END_OF_LIST_KEY",
     "INLINE_FLAG",
     "UAR_BF_SIZE",
     "UAR_PAGE_BYTES",
@@ -42,6 +43,8 @@ UAR_REGISTER_OFFSET = 0x800
 UAR_BF_SIZE = 256
 #: Byte offset of the first data segment of a WRITE (behind ctrl and raddr).
 DATA_OFFSET = 32
+#: Key of a data segment of 0 bytes that ends the list.
+END_OF_LIST_KEY = 0x100
 
 
 class WqeOpcode(enum.Enum, shape=8):
