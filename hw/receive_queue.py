@@ -44,6 +44,9 @@ class ReceiveQueue(wiring.Component):
     writes : Out(stream of `WriteRequest`), lines_out : Out(stream of `Line`)
         As from the responder; both are taken independently.
     completions : Out(stream of `Completion`)
+    settled : Out(1)
+        All bytes of the placements that came have gone to the write engine, and their completions
+        have left.
     quiet : Out(1)
     on_taken : Out(Probe)
 
@@ -69,6 +72,7 @@ class ReceiveQueue(wiring.Component):
                 "writes": Out(stream.Signature(WriteRequest)),
                 "lines_out": Out(stream.Signature(Line)),
                 "completions": Out(stream.Signature(Completion)),
+                "settled": Out(1),
                 "quiet": Out(1),
                 "on_taken": Out(Probe(EventKind.RECEIVE_TAKEN, ReceiveTaken)),
             }
@@ -112,7 +116,8 @@ class ReceiveQueue(wiring.Component):
             completion.wqe_index.eq(taker.index),
             completion.length.eq(head.message_length),
             completion.status.eq(head.status),
-            self.quiet.eq(~self.placements.valid & scatter.idle & taker.quiet),
+            self.settled.eq(~self.placements.valid & scatter.idle),
+            self.quiet.eq(self.settled & taker.quiet),
         ]
         return m
 
@@ -128,7 +133,7 @@ class ReceiveQueue(wiring.Component):
             taker.config.payload.eq(self.config.payload),
             self.rq.address.eq(taker.rq.address),
             taker.rq.data.eq(self.rq.data),
-            taker.busy.eq(self.placements.valid | ~scatter.idle),
+            taker.busy.eq(~self.settled),
             taker.asked_qp.eq(self.placements.payload.qp),
             taker.asked_number.eq(scatter.number),
             scatter.segment.eq(taker.segment),

@@ -45,7 +45,7 @@ class ReceiveTaker(wiring.Component):
     Members
     -------
     take : In(stream of 12)
-        QPs; taken when answered.
+        QPs; the next is taken once the one before is answered.
     taken : Out(stream of `Taken`)
     busy : In(1)
         WQEs that were taken before may still be looked at; the new one waits with its arrival.
@@ -91,8 +91,8 @@ class ReceiveTaker(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        qp, context = self.take.payload, self.rq.data
-        m.d.comb += self.rq.address.eq(qp)
+        qp, context = Signal(12), self.rq.data
+        m.d.comb += self.rq.address.eq(Mux(self.take.ready, self.take.payload, qp))
         following = QpTable(m, "following", 16, self._structure)
         announced = QpTable(m, "announced", 16, self._structure)
         index, posted = following.read(qp), announced.read(qp)
@@ -139,8 +139,8 @@ class ReceiveTaker(wiring.Component):
 
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.quiet.eq(1)
-                m.d.sync += [found.eq(0), room.eq(0), number.eq(0)]
+                m.d.comb += [self.take.ready.eq(1), self.quiet.eq(1)]
+                m.d.sync += [found.eq(0), room.eq(0), number.eq(0), qp.eq(self.take.payload)]
                 with m.If(self.take.valid):
                     m.next = "LOOK"
             with m.State("LOOK"):
@@ -186,12 +186,13 @@ class ReceiveTaker(wiring.Component):
                 m.d.comb += self.taken.valid.eq(1)
                 with m.If(self.taken.ready):
                     m.next = "IDLE"
+        answered = Signal()
         m.d.comb += [
+            answered.eq(self.taken.valid & self.taken.ready),
             self.taken.payload.qp.eq(qp),
             self.taken.payload.found.eq(found),
             self.taken.payload.room.eq(room),
-            self.take.ready.eq(self.taken.valid & self.taken.ready),
-            self.on_taken.valid.eq(self.take.ready),
+            self.on_taken.valid.eq(answered),
             self.on_taken.payload.qp.eq(qp),
             self.on_taken.payload.wqe_index.eq(index),
             self.on_taken.payload.found.eq(found),
@@ -204,7 +205,7 @@ class ReceiveTaker(wiring.Component):
         for table in (following, announced):
             table.write(self.config.payload.index, given.start_index, loads)
         announced.write(qp, word, learns)
-        following.write(qp, index + 1, self.take.ready & found)
+        following.write(qp, index + 1, answered & found)
         return m
 
     def _keep(self, m, qp, index, arrives, asked_qp, asked_number):
