@@ -108,6 +108,8 @@ ARGUMENTS = {
     "tags": 4,
     "tag_base": 0,
     "clients": 2,
+    "keys": 16,
+    "ports": 2,
 }
 #: Members that the page explains once for all blocks.
 COMMON = {"now", "timing", "quiet", "due"}

@@ -12,6 +12,7 @@ from .tlp import ADDRESS_BITS
 __all__ = [
     "ConfigWrite",
     "CqContext",
+    "MemoryKey",
     "QpState",
     "RqContext",
     "RxContext",
@@ -29,6 +30,8 @@ class Table(enum.Enum, shape=4):
     CQ = 4
     RQ = 5
     RECEIVE_CQ = 6
+    #: Memory keys; the index is that of the key, its bits 31:8.
+    KEY = 7
 
 
 class QpState(enum.Enum, shape=3):
@@ -140,5 +143,23 @@ class CqContext(data.Struct):
     start_index: 24
 
 
-for _context in (SqContext, TxContext, RxContext, RqContext, CqContext):
+class MemoryKey(data.Struct):
+    """A region of memory, and who may do what in it. One key serves as lkey and as rkey."""
+
+    valid: 1
+    #: Bits 7:0 of the key; those of an older key of the same index differ.
+    variant: 8
+    #: Protection domain.
+    pd: 24
+    #: First byte, and bytes. The region may end at 2^64, not beyond.
+    base: 64
+    length: 64
+    #: Local reads are always allowed.
+    local_write: 1
+    remote_read: 1
+    remote_write: 1
+    remote_atomic: 1
+
+
+for _context in (SqContext, TxContext, RxContext, RqContext, CqContext, MemoryKey):
     assert data.Layout.cast(_context).size <= 512
