@@ -124,6 +124,10 @@ class Structure:
     payload_tags: int = 256
     #: 64-byte lines of the payload reassembly buffer.
     payload_lines: int = 2048
+    #: Read tags for the responses to READs of the peers.
+    response_tags: int = 256
+    #: 64-byte lines of the buffer in which they are put together.
+    response_lines: int = 1024
     #: Entries of the doorbell FIFO, those in its delay included.
     doorbell_fifo: int = 1024
     #: Entries (beats) of a PCIe receive queue for posted writes and for completions.
@@ -142,6 +146,8 @@ class Structure:
         _power_of_two(self, "wqe_lines", 2 * self.wqe_blocks, 4096)
         _power_of_two(self, "payload_tags", 4, 512)
         _power_of_two(self, "payload_lines", 128, 8192)
+        _power_of_two(self, "response_tags", 4, 256)
+        _power_of_two(self, "response_lines", 128, 8192)
         _power_of_two(self, "doorbell_fifo", 2, 1024)
         _power_of_two(self, "pcie_beats", 128, 4096)
         _power_of_two(self, "pcie_reads", 16, 1024)

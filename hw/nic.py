@@ -25,8 +25,15 @@ from .wq_engine import WqEngine
 
 __all__ = ["Nic"]
 
-#: Tags from here on belong to payload reads, those below to WQE fetches.
-PAYLOAD_TAG_BASE = 512
+#: First tag of each reader, and how many are set aside for it; a power of two, as aligned.
+READERS = {
+    "wqe_read": (0, 128),
+    "payload_read": (512, 512),
+    "response_read": (256, 256),
+    "atomic_read": (128, 64),
+}
+#: DMA engines, in the order of their numbers in `DMA_LEDGER`.
+ENGINES = ("wqe_read", "payload_read", "write", "response_read", "atomic_read")
 
 LEDGER = Probe(EventKind.DROPPED, Dropped)
 
@@ -71,10 +78,7 @@ class Nic(wiring.Component):
                 "ports": Out(WirePort()).array(structure.ports),
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
-                **{
-                    f"on_ledger_{engine}": Out(LEDGER)
-                    for engine in ("wqe_read", "payload_read", "write")
-                },
+                **{f"on_ledger_{engine}": Out(LEDGER) for engine in ENGINES},
             }
         )
         self.contexts = QpContext(structure)
@@ -87,16 +91,31 @@ class Nic(wiring.Component):
         self.wqe_read = DmaRead(
             lines=structure.wqe_lines,
             tags=structure.wqe_tags,
-            tag_base=0,
+            tag_base=READERS["wqe_read"][0],
             tags_cause=StallCause.WQE_TAGS,
             lines_cause=StallCause.WQE_LINES,
         )
         self.payload_read = DmaRead(
             lines=structure.payload_lines,
             tags=structure.payload_tags,
-            tag_base=PAYLOAD_TAG_BASE,
+            tag_base=READERS["payload_read"][0],
             tags_cause=StallCause.PAYLOAD_TAGS,
             lines_cause=StallCause.PAYLOAD_LINES,
+        )
+        self.response_read = DmaRead(
+            lines=structure.response_lines,
+            tags=structure.response_tags,
+            tag_base=READERS["response_read"][0],
+            tags_cause=StallCause.RESPONSE_TAGS,
+            lines_cause=StallCause.RESPONSE_LINES,
+        )
+        # Atomics come one at a time.
+        self.atomic_read = DmaRead(
+            lines=2,
+            tags=2,
+            tag_base=READERS["atomic_read"][0],
+            tags_cause=StallCause.RESPONSE_TAGS,
+            lines_cause=StallCause.RESPONSE_LINES,
         )
         self.write = DmaWrite(clients=2)
         self.wires = [Wire(structure, port) for port in range(structure.ports)]
@@ -110,6 +129,8 @@ class Nic(wiring.Component):
             "requester": self.requester,
             **{of_port("wire", port): wire for port, wire in enumerate(self.wires)},
             "responder": self.responder,
+            "response_read": self.response_read,
+            "atomic_read": self.atomic_read,
             "cq_engine": self.cq_engine,
             "write": self.write,
         }
@@ -153,29 +174,28 @@ class Nic(wiring.Component):
         ]
         connect(m, self.requester.completions, self.cq_engine.completions)
 
+        # What the responder reads, for READs and atomics.
+        for kind, reader in (("read", self.response_read), ("atomic", self.atomic_read)):
+            connect(m, getattr(self.responder, f"{kind}_requests"), reader.requests)
+            connect(m, reader.lines, getattr(self.responder, f"{kind}_lines"))
+
         # Writes: payload and completions share one engine, so that nothing overtakes within the
-        # NIC.
-        for client, block in enumerate((self.responder, self.cq_engine)):
-            connect(m, block.writes, self.write.requests[client])
-            connect(m, block.lines, self.write.lines[client])
+        # NIC. No receive queue has a WQE yet.
+        placements, writes = self.responder.placements, self.write.requests[0]
+        m.d.comb += [
+            self.responder.take.ready.eq(1),
+            self.responder.taken.valid.eq(1),
+            self.responder.settled.eq(1),
+            writes.valid.eq(placements.valid),
+            writes.payload.eq(placements.payload.write),
+            placements.ready.eq(writes.ready),
+        ]
+        connect(m, self.responder.lines, self.write.lines[0])
+        connect(m, self.cq_engine.writes, self.write.requests[1])
+        connect(m, self.cq_engine.lines, self.write.lines[1])
         connect(m, self.write.posted, self.up.posted)
 
-        # Reads: the highest tag bit says whose completion it is.
-        m.submodules.reads = reads = Arbiter(ReadBeat, 2)
-        connect(m, self.wqe_read.reads, reads.i[0])
-        connect(m, self.payload_read.reads, reads.i[1])
-        connect(m, reads.o, self.up.reads)
-        arrived = self.down.completions
-        for reader, mine in (
-            (self.wqe_read, ~arrived.payload.tag[-1]),
-            (self.payload_read, arrived.payload.tag[-1]),
-        ):
-            m.d.comb += [
-                reader.completions.payload.eq(arrived.payload),
-                reader.completions.valid.eq(arrived.valid & mine),
-            ]
-            with m.If(mine):
-                m.d.comb += arrived.ready.eq(reader.completions.ready)
+        self._reads(m)
 
         # The wire ports.
         for port, wire in zip(self.ports, self.wires, strict=True):
@@ -189,8 +209,8 @@ class Nic(wiring.Component):
             ]
 
         # An engine whose ledger of bytes does not balance says so, once.
-        alarms = Signal(3)
-        for index, engine in enumerate(("wqe_read", "payload_read", "write")):
+        alarms = Signal(len(ENGINES))
+        for index, engine in enumerate(ENGINES):
             m.submodules[f"ledger_{engine}"] = alarm = Alarm(DropReason.DMA_LEDGER, index)
             m.d.comb += [
                 alarm.raised.eq(self.blocks[engine].error),
@@ -204,6 +224,22 @@ class Nic(wiring.Component):
             self.due.eq(earliest(m, [block.due for block in blocks if hasattr(block, "due")])),
         ]
         return m
+
+    def _reads(self, m):
+        """Reads take turns; the tag says whose a completion is."""
+        m.submodules.reads = reads = Arbiter(ReadBeat, len(READERS))
+        connect(m, reads.o, self.up.reads)
+        arrived = self.down.completions
+        for turn, (name, (base, count)) in enumerate(READERS.items()):
+            reader, mine = self.blocks[name], Signal(name=f"{name}_mine")
+            connect(m, reader.reads, reads.i[turn])
+            m.d.comb += [
+                mine.eq(arrived.payload.tag >> (count - 1).bit_length() == base // count),
+                reader.completions.payload.eq(arrived.payload),
+                reader.completions.valid.eq(arrived.valid & mine),
+            ]
+            with m.If(mine):
+                m.d.comb += arrived.ready.eq(reader.completions.ready)
 
     def _to_wires(self, m, source, sinks):
         """Packets to the wire of their port."""
@@ -248,6 +284,8 @@ class Nic(wiring.Component):
             self.contexts.config.payload.eq(self.config.payload),
             self.wqe_read.tags.eq(self.timing.wqe_tags),
             self.payload_read.tags.eq(self.timing.payload_tags),
+            self.response_read.tags.eq(self._structure.response_tags),
+            self.atomic_read.tags.eq(2),
             *(wire.rx.eq(self.timing.rx) for wire in self.wires),
             *(wire.faults.eq(self.faults) for wire in self.wires),
         ]

@@ -51,8 +51,11 @@ class RxState(data.Struct):
     in_message: 1
     #: The message is a SEND; valid within a message.
     in_send: 1
-    #: Where the next byte of a WRITE goes, and how many are still to come; valid within one.
+    #: Where the next byte of a WRITE goes, and its bytes; of a SEND its bytes so far. Valid within
+    #: a message, as is `left`.
     address: ADDRESS_BITS
+    length: 32
+    #: Bytes of a WRITE that are still to come; of a SEND, those that its WQE still has room for.
     left: 32
     #: The gap before the expected packet was reported, or that it was not welcome.
     reported: 1
@@ -108,30 +111,33 @@ class PacketChecker(wiring.Component):
         Of its connection.
     reads_full : In(1)
         As many READs and atomics of its connection as may be are still to be answered.
-    not_ready : In(1)
-        There is no receive WQE for it; looked at only if it `takes` one.
+    not_ready, room : In(1), In(32)
+        There is no receive WQE for it; the bytes that its WQE has room for. Looked at only if it
+        `takes` one.
     verdict : Out(Verdict)
         In this order: unknown QP, no request of a reliable connection, failed connection (DROP); a
         PSN that is not the expected one, up to 2^23 before it (DUPLICATE; DROP if it cannot be
         answered again) or beyond (AHEAD); an opcode that is not served, a wrong place in a message,
         or what does not fit its opcode (INVALID): a packet's length the MTU, the bytes of a WRITE
         the length that its first packet said, an atomic's operands its size, its address not a
-        multiple of that; a READ or an atomic too many (INVALID); no receive WQE (RNR); else
-        EXECUTE.
+        multiple of that; a READ or an atomic too many (INVALID); no receive WQE (RNR); more bytes
+        of a SEND than its WQE has room for (INVALID); else EXECUTE.
     reason : Out(DropReason)
         Of every verdict but EXECUTE.
     kind : Out(RequestKind)
     starts, ends : Out(1)
         It is the first, the last packet of its message.
+    immediate : Out(1)
+        It brings immediate data.
     takes : Out(1)
-        It needs a receive WQE of its own, if it is executed: the first packet of a SEND, or a WRITE
-        with immediate data.
+        It is to be executed, and needs a receive WQE of its own for that: the first packet of a
+        SEND, or a WRITE with immediate data.
     packets : Out(24)
         PSNs that it uses up: those of the response to a READ, else one.
 
     Timing
     ------
-    Combinational. `takes` does not depend on `not_ready`.
+    Combinational. `takes` does not depend on `not_ready` and `room`.
     """
 
     def __init__(self):
@@ -142,11 +148,13 @@ class PacketChecker(wiring.Component):
                 "state": In(RxState),
                 "reads_full": In(1),
                 "not_ready": In(1),
+                "room": In(32),
                 "verdict": Out(Verdict),
                 "reason": Out(DropReason, init=DropReason.PACKET_UNKNOWN_QP),
                 "kind": Out(RequestKind),
                 "starts": Out(1),
                 "ends": Out(1),
+                "immediate": Out(1),
                 "takes": Out(1),
                 "packets": Out(24, init=1),
             }
@@ -158,21 +166,22 @@ class PacketChecker(wiring.Component):
         says, request = self._opcode(m)
         fits = self._fits(m, says)
 
-        known, ahead, served, misplaced = Signal(), Signal(24), Signal(), Signal()
+        known, ahead = Signal(), Signal(24)
+        served, sends, misplaced, overflows = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             self.kind.eq(says.kind),
             self.starts.eq(says.starts),
             self.ends.eq(says.ends),
+            self.immediate.eq(says.immediate),
             known.eq(self.context.valid & (self.context.qpn == bth.dest_qp)),
             ahead.eq(bth.psn - self.state.expected_psn),
             served.eq((says.kind == RequestKind.READ) | (says.kind == RequestKind.ATOMIC)),
             misplaced.eq(
                 (says.starts == self.state.in_message)
-                | (~says.starts & ((says.kind == RequestKind.SEND) != self.state.in_send))
+                | (~says.starts & (sends != self.state.in_send))
             ),
-            self.takes.eq(
-                Mux(says.kind == RequestKind.SEND, says.starts, says.immediate) & (ahead == 0)
-            ),
+            sends.eq(says.kind == RequestKind.SEND),
+            overflows.eq(sends & (self.beat.length > Mux(says.starts, self.room, self.state.left))),
         ]
 
         def judge(verdict, reason):
@@ -195,10 +204,14 @@ class PacketChecker(wiring.Component):
             judge(Verdict.INVALID, DropReason.PACKET_OPCODE)
         with m.Elif(served & self.reads_full):
             judge(Verdict.INVALID, DropReason.PACKET_READS)
-        with m.Elif(self.takes & self.not_ready):
-            judge(Verdict.RNR, DropReason.PACKET_NOT_READY)
         with m.Else():
-            judge(Verdict.EXECUTE, DropReason.PACKET_UNKNOWN_QP)
+            m.d.comb += self.takes.eq(Mux(sends, says.starts, says.immediate))
+            with m.If(self.takes & self.not_ready):
+                judge(Verdict.RNR, DropReason.PACKET_NOT_READY)
+            with m.Elif(overflows):
+                judge(Verdict.INVALID, DropReason.PACKET_TOO_LONG)
+            with m.Else():
+                judge(Verdict.EXECUTE, DropReason.PACKET_UNKNOWN_QP)
         return m
 
     def _opcode(self, m):

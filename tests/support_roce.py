@@ -102,6 +102,7 @@ def packet_beats(
     solicited=0,
     reth=None,
     ext=0,
+    imm=0,
     qp=0,
     wqe_index=0,
 ):
@@ -119,6 +120,7 @@ def packet_beats(
             "psn": psn & PSN_MASK,
         },
         "ext": ext,
+        "imm": imm,
         "length": len(payload),
         "dest": dest,
         "port": port,

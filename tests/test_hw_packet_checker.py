@@ -29,11 +29,11 @@ def beat(opcode, psn=0, *, length=0, qpn=0x501, va=0x1000, message=None):
 
 
 def judged(cases):
-    """What the block says of (beat, context, `RefState`, reads_full, not_ready)."""
+    """What the block says of (beat, context, `RefState`, reads_full, not_ready, room)."""
     dut, answers = PacketChecker(), []
 
     async def loop(ctx):
-        for head, context, state, full, not_ready in cases:
+        for head, context, state, full, not_ready, room in cases:
             words = {
                 "expected_psn": state.psn,
                 "in_message": int(state.in_message),
@@ -46,6 +46,7 @@ def judged(cases):
             ctx.set(dut.state.as_value(), pack(RxState, words))
             ctx.set(dut.reads_full, int(full))
             ctx.set(dut.not_ready, int(not_ready))
+            ctx.set(dut.room, room)
             await ctx.delay(1e-9)
             names = ("verdict", "reason", "kind", "starts", "ends", "takes", "packets")
             answers.append({name: ctx.get(getattr(dut, name)) for name in names})
@@ -61,7 +62,8 @@ def judged(cases):
 def compare(cases):
     verdicts = set()
     for case, answer in zip(cases, judged(cases), strict=True):
-        expected = judge(case[0], case[1], case[2], reads_full=case[3], not_ready=case[4])
+        head, context, state, full, not_ready, room = case
+        expected = judge(head, context, state, reads_full=full, not_ready=not_ready, room=room)
         verdicts.add(expected.verdict)
         assert answer["verdict"] == expected.verdict, (case, expected)
         if expected.verdict is not Verdict.EXECUTE:
@@ -69,8 +71,9 @@ def compare(cases):
         if expected.kind is not RequestKind.NONE and expected.verdict is not Verdict.DROP:
             assert answer["kind"] == expected.kind
             assert (answer["starts"], answer["ends"]) == (expected.starts, expected.ends)
+        assert answer["takes"] == expected.takes, (case, expected)
         if expected.verdict in (Verdict.EXECUTE, Verdict.RNR):
-            assert answer["takes"] == expected.takes and answer["packets"] == expected.packets
+            assert answer["packets"] == expected.packets
     return verdicts
 
 
@@ -93,7 +96,8 @@ def random_case(rng):
         message=rng.choice([length, length, 0, 4, 8, MTU, MTU + 1, 900, 1 << 31, (1 << 31) + 1]),
     )
     context = {**CONTEXT, "valid": int(rng.random() < 0.95)}
-    return head, context, state, rng.random() < 0.2, rng.random() < 0.3
+    room = rng.choice([0, 8, MTU - 1, MTU, 1 << 31])
+    return head, context, state, rng.random() < 0.2, rng.random() < 0.3, room
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -105,7 +109,7 @@ def test_verdicts_match_reference(seed):
 def test_every_opcode_in_and_out_of_a_message():
     compare(
         [
-            (beat(opcode, psn, length=length, message=8), CONTEXT, state, False, False)
+            (beat(opcode, psn, length=length, message=8), CONTEXT, state, False, False, 1 << 31)
             for opcode in range(256)
             for psn in (5, 4, 6)
             for length in (0, 8, 16, 32, MTU)
@@ -119,8 +123,9 @@ def test_every_opcode_in_and_out_of_a_message():
 
 
 def verdict_of(head, state=None, **flags):
-    case = (head, CONTEXT, state or RefState(0), flags.get("full", False), flags.get("dry", False))
-    (answer,) = judged([case])
+    state = state or RefState(0)
+    full, dry, room = (flags.get(*flag) for flag in (("full", 0), ("dry", 0), ("room", 1 << 31)))
+    (answer,) = judged([(head, CONTEXT, state, full, dry, room)])
     return Verdict(answer["verdict"]), DropReason(answer["reason"]), answer
 
 
@@ -186,7 +191,17 @@ def test_who_needs_a_receive_wqe_is_told_to_wait_without_one():
         assert (verdict, reason) == (Verdict.RNR, DropReason.PACKET_NOT_READY)
         assert answer["takes"]
     late = beat(RoceOpcode.SEND_LAST_IMM, length=8)
-    within = RefState(0, in_message=True, in_send=True)
+    within = RefState(0, in_message=True, in_send=True, left=8)
     assert verdict_of(late, within, dry=True)[0] is Verdict.EXECUTE
     late = beat(RoceOpcode.WRITE_LAST_IMM, length=8)
     assert verdict_of(late, RefState(0, in_message=True, left=8), dry=True)[0] is Verdict.RNR
+
+
+def test_a_send_that_its_wqe_has_no_room_for_is_refused():
+    too_long = (Verdict.INVALID, DropReason.PACKET_TOO_LONG)
+    send = beat(RoceOpcode.SEND_ONLY, length=8)
+    assert verdict_of(send, room=8)[0] is Verdict.EXECUTE
+    assert verdict_of(send, room=7)[:2] == too_long
+    last = beat(RoceOpcode.SEND_LAST, length=8)
+    for left, verdict in ((8, Verdict.EXECUTE), (7, Verdict.INVALID)):
+        assert verdict_of(last, RefState(0, in_message=True, in_send=True, left=left))[0] is verdict

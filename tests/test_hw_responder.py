@@ -3,191 +3,13 @@
 import random
 
 import pytest
-from support_responder import RefState, judge
-from support_roce import (
-    PSN_MASK,
-    ContextTable,
-    Pulses,
-    ack_beat,
-    context_writes,
-    normal,
-    packet_beats,
-    write_packets,
-)
-from support_streams import Bench, Sink, Source, pack, unpack
+from support_responder_run import MTU, Run, contexts_of
+from support_roce import PSN_MASK, context_writes, packet_beats, write_packets
+from support_streams import unpack
 
-from hw.config import NicTiming, Structure
-from hw.formats.context import ConfigWrite, RxContext, Table
+from hw.formats.context import RxContext, Table
 from hw.formats.events import DropReason
 from hw.formats.roce import Aeth, RoceOpcode
-from hw.formats.tlp import MarkKind
-from hw.packet_checker import Verdict
-from hw.responder import Responder
-
-STRUCTURE = Structure(qps=4)
-MTU = 256
-
-
-def contexts_of(qps=4, psn=0, msn=0):
-    return {
-        qp: {
-            "valid": 1,
-            "qpn": 0x500 + qp,
-            "peer_qpn": 0x900 + qp,
-            "peer_node": 3 + qp,
-            "expected_psn": (psn + 11 * qp) & PSN_MASK,
-            "start_msn": msn,
-            "mtu_log2": 8,
-            "port": qp & 1,
-            "rnr_timer": 12,
-            "max_reads": 2,
-        }
-        for qp in range(qps)
-    }
-
-
-def ref_responder(packets, contexts):
-    """(writes with their bytes, ACK beats, (reason, qp) of drops) of a list of packets."""
-    state = {qp: RefState(psn=c["expected_psn"], msn=c["start_msn"]) for qp, c in contexts.items()}
-    writes, acks, drops = [], [], []
-
-    def answer(context, psn, msn, syndrome=0x1F):
-        ends = {"dest_qp": context["peer_qpn"], "dest": context["peer_node"]}
-        ends["port"] = context["port"]
-        acks.append(normal(ack_beat(psn, msn=msn, syndrome=syndrome, **ends)))
-
-    for packet in packets:
-        head = packet[0]
-        bth, length = head["bth"], head["length"]
-        qp = bth["dest_qp"] & 3
-        context, s = contexts.get(qp), state.get(qp)
-        said = judge(head, context, s or RefState(0), reads_full=True, not_ready=True)
-        match said.verdict:
-            case Verdict.DUPLICATE:
-                if bth["ack_request"]:
-                    answer(context, s.psn - 1, s.msn)
-            case Verdict.AHEAD:
-                if not s.reported:
-                    answer(context, s.psn, s.msn, 0x60)
-                s.reported = True
-            case Verdict.INVALID:
-                answer(context, s.psn, s.msn, 0x61)
-                s.failed = True
-            case Verdict.RNR:
-                answer(context, s.psn, s.msn, 0x20 | context["rnr_timer"])
-                s.reported = True
-        if said.reason:
-            drops.append((said.reason.value, bth["dest_qp"]))
-            continue
-        va = head["ext"] >> 64 if said.starts else s.address
-        left = head["ext"] & 0xFFFFFFFF if said.starts else s.left
-        payload = b"".join(beat["data"].to_bytes(64, "little")[: beat["count"]] for beat in packet)
-        if payload:
-            kind = MarkKind.PAYLOAD_LAST if said.ends else MarkKind.PAYLOAD
-            writes.append(
-                (
-                    {
-                        "address": va,
-                        "length": length,
-                        "mark": {"kind": kind.value, "qp": qp, "index": bth["psn"]},
-                    },
-                    payload,
-                )
-            )
-        s.psn, s.msn = (s.psn + 1) & PSN_MASK, (s.msn + said.ends) & PSN_MASK
-        s.address, s.left, s.in_message = va + length, left - length, not said.ends
-        s.reported = False
-        if bth["ack_request"]:
-            answer(context, bth["psn"], s.msn)
-    return writes, acks, drops
-
-
-class Run:
-    def __init__(
-        self,
-        packets,
-        contexts,
-        *,
-        idle=0.0,
-        stall=0.0,
-        seed=1,
-        tx=5,
-        skip=False,
-        starts=None,
-        acks_stall=None,
-        configs=(),
-    ):
-        self.dut = dut = Responder(STRUCTURE)
-        begin = len(contexts) + 1
-        beats = []
-        for i, packet in enumerate(packets):
-            beats += [((starts[i] if starts else begin), beat) for beat in packet]
-        self.packets = Source(dut.packets, beats, idle, seed)
-        self.writes = Sink(dut.writes, stall, seed + 1)
-        self.lines = Sink(dut.lines, stall, seed + 2)
-        self.acks = Sink(dut.acks, stall if acks_stall is None else acks_stall, seed + 3)
-        config = Pulses(
-            dut.config.valid,
-            dut.config.payload,
-            ConfigWrite,
-            context_writes(Table.RX, RxContext, contexts) + list(configs),
-        )
-        self.bench = Bench(
-            dut,
-            [
-                config,
-                ContextTable(dut.rx, RxContext, contexts),
-                self.packets,
-                self.writes,
-                self.lines,
-                self.acks,
-            ],
-            {"timing": pack(NicTiming, {"tx": tx})},
-            skip=skip,
-        )
-        self.expected = ref_responder(packets, contexts)
-        self.bench.run(
-            4000,
-            lambda: (
-                len(self.acks.items) >= len(self.expected[1])
-                and len(self.writes.items) >= len(self.expected[0])
-            ),
-            tail=tx + 20,
-        )
-
-    @property
-    def written(self):
-        """(request, bytes) with the lines checked to sit in the lanes of their addresses."""
-        runs, run = [], []
-        for line in self.lines.words:
-            run.append(line)
-            if line["last"]:
-                runs.append(run)
-                run = []
-        assert not run and len(runs) == len(self.writes.items)
-        written = []
-        for request, run in zip(self.writes.words, runs, strict=True):
-            address, payload = request["address"], b""
-            for line in run:
-                assert line["lane"] == address % 64 and line["lane"] + line["count"] <= 64
-                payload += line["data"].to_bytes(64, "little")[
-                    line["lane"] : line["lane"] + line["count"]
-                ]
-                assert line is run[-1] or (address + line["count"]) % 64 == 0
-                address += line["count"]
-            assert len(payload) == request["length"]
-            written.append((request, payload))
-        return written
-
-    @property
-    def drops(self):
-        return [(event["reason"], event["qp"]) for event in self.bench.of("on_dropped")]
-
-    def check(self):
-        writes, acks, drops = self.expected
-        assert self.written == writes
-        assert [normal(beat) for beat in self.acks.words] == acks
-        assert self.drops == drops
 
 
 def messages(seed, count, contexts, *, interleave=True):
@@ -249,7 +71,7 @@ def test_writes_and_acks_match_reference(seed, idle, stall):
     contexts = contexts_of(psn=0xFFFFF0, msn=0xFFFFFE)
     run = Run(messages(seed, 40, contexts), contexts, idle=idle, stall=stall, seed=seed)
     run.check()
-    assert not run.drops and run.expected[1]
+    assert not run.drops and run.expected.answers
 
 
 @pytest.mark.parametrize("lane", [0, 1, 37, 63])
@@ -265,7 +87,7 @@ def test_bytes_sit_in_the_lanes_of_their_address(lane, length):
     )
     run = Run(packets, contexts)
     run.check()
-    assert [request["address"] for request in run.writes.words] == [
+    assert [placed["write"]["address"] for placed in run.placements.words] == [
         0x1000_0000_0040 + lane + MTU * i for i in range(len(packets))
     ]
 
@@ -486,7 +308,7 @@ def test_latency_closed_form(tx):
         run = Run([only(0, length, va=0x2000_0000_1000 + lane)], contexts_of(1), tx=tx)
         taken = [cycle for cycle, _ in run.packets.taken]
         if length:
-            assert run.writes.items[0][0] == taken[0] + 2
+            assert run.placements.items[0][0] == taken[0] + 2
             assert [cycle for cycle, _ in run.lines.items][:1] == [taken[0] + 2]
             assert run.lines.items[-1][0] == taken[-1] + 2 + spill
         assert run.acks.items[0][0] == taken[-1] + 2 + spill + max(1, tx)
@@ -539,7 +361,7 @@ def test_skipping_quiet_cycles_changes_nothing():
         return (
             run.bench.events,
             run.acks.items,
-            run.writes.items,
+            run.placements.items,
             run.lines.items,
             run.bench.evaluated,
             run.bench.cycle,

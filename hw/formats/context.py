@@ -10,6 +10,7 @@ from amaranth.lib import data, enum
 from .tlp import ADDRESS_BITS
 
 __all__ = [
+    "MAX_READS",
     "ConfigWrite",
     "CqContext",
     "MemoryKey",
@@ -20,6 +21,9 @@ __all__ = [
     "Table",
     "TxContext",
 ]
+
+#: READs and atomics that a QP may have outstanding, at most.
+MAX_READS = 16
 
 
 class Table(enum.Enum, shape=4):

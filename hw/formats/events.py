@@ -93,8 +93,8 @@ class DropReason(enum.Enum, shape=8):
     #: A completion for a queue that has no CQ context.
     CQ_UNKNOWN = 10
     #: A DMA engine got bytes that it did not ask for, or lines that do not fit their request.
-    #: `info`
-    #: is the engine: 0 WQE reads, 1 payload reads, 2 writes. Never in a sound machine.
+    #: `info` is the engine: 0 WQE reads, 1 payload reads, 2 writes, 3 reads for READs of the peers,
+    #: 4 for their atomics. Never in a sound machine.
     DMA_LEDGER = 11
     #: A later piece of a push that came in several writes: its WQE is fetched. Not an error.
     PUSH_PIECE = 12
@@ -120,6 +120,8 @@ class DropReason(enum.Enum, shape=8):
     PACKET_NOT_READY = 27
     #: An atomic that was executed before, but whose answer is kept no more.
     PACKET_FORGOTTEN = 28
+    #: A SEND that has more bytes than its receive WQE has room for.
+    PACKET_TOO_LONG = 29
     #: An ACK or a response beyond the response of a READ or an atomic that has not come. The first
     #: one tells of the gap. Not an error.
     RESPONSE_MISSING = 32
@@ -143,6 +145,8 @@ class StallCause(enum.Enum, shape=8):
     COMPLETION_CREDITS = 9
     TOTAL_RATE = 10
     WQE_LINES = 11
+    RESPONSE_TAGS = 12
+    RESPONSE_LINES = 13
 
 
 class RetryReason(enum.Enum, shape=8):

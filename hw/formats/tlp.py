@@ -81,6 +81,8 @@ class MarkKind(enum.Enum, shape=4):
     RECEIVE_CQE = 10
     #: Read of a receive WQE, or of its doorbell record (`index` is that of the WQE wanted).
     RECEIVE_FETCH = 11
+    #: Read for the response to a READ or an atomic of the peer; `index` is its PSN.
+    RESPONSE = 12
     #: What a READ or an atomic brings, and its last bytes: `index` is the WQE index.
     LANDED = 13
     LANDED_LAST = 14
