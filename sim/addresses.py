@@ -17,11 +17,17 @@ __all__ = [
     "DATA",
     "QUIET_ACK",
     "QUIET_ISSUE",
+    "RECEIVE_CQ",
+    "RECEIVE_CQ_RECORD",
+    "RECEIVE_STRIDE",
     "RECORD",
+    "RQ",
     "SQ",
     "bus",
     "cq_offset",
+    "receive_cq_offset",
     "record_offset",
+    "rq_offset",
     "sq_offset",
     "uar_register",
 ]
@@ -37,8 +43,10 @@ COMPLETE, QUIET_ISSUE, QUIET_ACK = 0x8_0000_1000, 0x8_0000_1040, 0x8_0000_1080
 CHANNEL = 0x8_1000_0000
 #: Send queues, completion queues, doorbell records.
 SQ, CQ, RECORD = 0xA_0000_0000, 0xC_0000_0000, 0xE_0000_0000
-#: The CQ's record lies in the line of its QP's.
-CQ_RECORD = 32
+#: Receive queues and their completion queues; bytes of a receive WQE.
+RQ, RECEIVE_CQ, RECEIVE_STRIDE = 0xB_0000_0000, 0xD_0000_0000, 64
+#: The CQs' records lie in the line of their QP's.
+CQ_RECORD, RECEIVE_CQ_RECORD = 32, 48
 
 
 def bus(memory, offset):
@@ -54,6 +62,16 @@ def sq_offset(qp, depth):
 def cq_offset(qp, depth):
     """Offset of a QP's completion queue (depth in CQEs)."""
     return CQ + qp * depth * 64
+
+
+def rq_offset(qp, depth):
+    """Offset of a QP's receive queue (depth in WQEs)."""
+    return RQ + qp * depth * RECEIVE_STRIDE
+
+
+def receive_cq_offset(qp, depth):
+    """Offset of the completion queue of what a QP receives (depth in CQEs)."""
+    return RECEIVE_CQ + qp * depth * 64
 
 
 def record_offset(qp):

@@ -11,8 +11,8 @@ from .paths import PATHS
 
 __all__ = ["bring_up", "configuration", "qpn"]
 
-_sq, _tx, _rx, _cq = (
-    Codec(getattr(context, name)) for name in ("SqContext", "TxContext", "RxContext", "CqContext")
+_sq, _tx, _rx, _cq, _rq = (
+    Codec(getattr(context, f"{name}Context")) for name in ("Sq", "Tx", "Rx", "Cq", "Rq")
 )
 
 
@@ -85,22 +85,40 @@ def configuration(scenario, path):
     return writes
 
 
-def bring_up(machine, scenario, path):
+def _receives(scenario, path, depth):
+    """Writes of the configuration bus for receive queues of `depth` WQEs."""
+    memory = PATHS[path].memory
+    for connection in scenario.plan.connections:
+        for node, index, _ in connection.ends:
+            common = {"valid": 1, "qpn": qpn(node, index), "depth_log2": depth.bit_length() - 1}
+            rq = _rq.pack(
+                base=addresses.bus(memory, addresses.rq_offset(index, depth)),
+                stride_log2=addresses.RECEIVE_STRIDE.bit_length() - 1,
+                record=addresses.bus(memory, addresses.record_offset(index)),
+                **common,
+            )
+            base = addresses.bus(memory, addresses.receive_cq_offset(index, depth))
+            yield node, context.Table.RQ, index, rq
+            yield node, context.Table.RECEIVE_CQ, index, _cq.pack(base=base, **common)
+
+
+def bring_up(machine, scenario, path, *, receives=0):
     """Links, completion rings, timing and contexts of all nodes, before cycle 0; returns the cycle
-    from which software may use them.
+    from which software may use them. QPs have receive queues of `receives` WQEs, if any.
     """
     propagation = max(1, cycles(scenario.wire.propagation_ns))
     ends = scenario.nodes.wire
     for (node, port), (peer, peer_port) in (ends, ends[::-1]):
         machine.link(node, peer, propagation, source_port=port, target_port=peer_port)
-    _prepare(machine, scenario, path)
+    _prepare(machine, scenario, path, receives)
     writes = configuration(scenario, path)
+    writes += _receives(scenario, path, receives) if receives else ()
     for due, (node, table, index, data) in enumerate(writes):
         machine.node(node).configure(table.value, index, data, due=due)
     return len(writes) + 1
 
 
-def _prepare(machine, scenario, path):
+def _prepare(machine, scenario, path, receives):
     """Fills completion rings with ones, as software does, before cycle 0. The entry of a collapsed
     one says that the last block before the first is done.
     """
@@ -111,3 +129,6 @@ def _prepare(machine, scenario, path):
     for connection in scenario.plan.connections:
         for node, index, _ in connection.ends:
             machine.preload(node, memory, addresses.cq_offset(index, entries), bytes(ring))
+            if receives:
+                offset = addresses.receive_cq_offset(index, receives)
+                machine.preload(node, memory, offset, b"\xff" * 64 * receives)

@@ -19,6 +19,7 @@ from hw.config import Structure
 
 from . import addresses, connect
 from .agents.queue import SendQueue
+from .agents.receive_queue import ReceiveQueue
 from .build import BuildError
 from .launch import LaunchError, launch
 from .machine import Machine, Node
@@ -61,6 +62,8 @@ class TwoNodes:
         1 to 64.
     path : str
         Whose software it stands for: rings in GPU memory (`gda_minimal`) or host memory (`ibrc`).
+    receives : int
+        WQEs of each QP's receive queue, a power of two from 2 to 32768; 0: there is none.
     """
 
     def __init__(
@@ -71,13 +74,17 @@ class TwoNodes:
         settings: Iterable[str] = (),
         qps: int = 1,
         path: str = "gda_minimal",
+        receives: int = 0,
     ) -> None:
+        if receives and (receives & (receives - 1) or not 2 <= receives <= 1 << 15):
+            raise ValueError(f"receives = {receives}: allowed 0 and powers of two from 2 to 32768")
         if not 1 <= qps <= Structure().qps:
             raise ValueError(f"qps = {qps}: allowed 1 to {Structure().qps}")
         text = _TEXT.format(schema=show(SCHEMA), preset=show(preset), path=show(path), last=qps - 1)
         self.scenario, self._path = loads(text, "TwoNodes", settings), PATHS[path]
         self.machine = Machine(dut)
-        self._ready_at = connect.bring_up(self.machine, self.scenario, path)
+        self._ready_at = connect.bring_up(self.machine, self.scenario, path, receives=receives)
+        self._receives = receives
 
     def node(self, number: int) -> Node:
         """The ports and memories of a node, for its software."""
@@ -94,6 +101,18 @@ class TwoNodes:
             depth=self.scenario.queues.sq_depth,
             cq_depth=self._path.cq_entries(self.scenario),
             start=self.scenario.queues.start_index,
+        )
+
+    def receive_queue(self, node: int, qp: int = 0) -> ReceiveQueue:
+        """The receive side of a QP as software keeps it."""
+        if not self._receives:
+            raise ValueError("no receive queue: TwoNodes(..., receives=...) says how many WQEs")
+        return ReceiveQueue(
+            self.node(node),
+            processor=self._path.processor,
+            memory=self._path.memory,
+            qp=qp,
+            depth=self._receives,
         )
 
     def address(self, memory: str, offset: int) -> int:

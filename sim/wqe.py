@@ -11,7 +11,10 @@ __all__ = [
     "gather",
     "nop",
     "read_cqe",
+    "receive",
     "record",
+    "send",
+    "with_immediate",
     "write",
     "write_inline",
     "write_inline_combined",
@@ -51,12 +54,16 @@ def _wqe(index, qpn, raddr, rkey, signaled, segments):
     return raw.ljust(size + -size % _BLOCK, b"\0")
 
 
-def gather(*, index, qpn, raddr, rkey, runs, signaled):
-    """RDMA WRITE of the bytes of `runs`, each (address, length, lkey), one after the other."""
-    data = b"".join(
+def _segments(runs):
+    """Data segments of runs, each (address, length, lkey)."""
+    return b"".join(
         _data.pack(byte_count=length, lkey=lkey, address=address) for address, length, lkey in runs
     )
-    return _wqe(index, qpn, raddr, rkey, signaled, data)
+
+
+def gather(*, index, qpn, raddr, rkey, runs, signaled):
+    """RDMA WRITE of the bytes of `runs`, each (address, length, lkey), one after the other."""
+    return _wqe(index, qpn, raddr, rkey, signaled, _segments(runs))
 
 
 def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1):
@@ -74,6 +81,39 @@ def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     """RDMA WRITE whose bytes stand in the WQE: as many blocks as they need."""
     segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
     return _wqe(index, qpn, raddr, rkey, signaled, segment)
+
+
+def with_immediate(raw, imm, *, solicited=False):
+    """The WQE of a WRITE or a SEND as the one with immediate data."""
+    ctrl = _ctrl.unpack(raw[: _ctrl.size])
+    plain = mlx5.WqeOpcode(ctrl["opcode"])
+    ctrl["opcode"] = mlx5.WqeOpcode[plain.name + "_IMM"].value
+    ctrl["fm_ce_se"] |= mlx5.SOLICITED if solicited else 0
+    return _ctrl.pack(**ctrl | {"imm": imm}) + raw[_ctrl.size :]
+
+
+def send(*, index, qpn, runs, signaled, solicited=False):
+    """SEND of the bytes of `runs`, each (address, length, lkey), one after the other."""
+    ds = 1 + len(runs)
+    ctrl = _ctrl.pack(
+        opcode=mlx5.WqeOpcode.SEND.value,
+        wqe_index=index & 0xFFFF,
+        qpn=qpn,
+        ds=ds,
+        fm_ce_se=(mlx5.CE_ALWAYS if signaled else 0) | (mlx5.SOLICITED if solicited else 0),
+    )
+    raw = ctrl + _segments(runs)
+    return raw.ljust(len(raw) + -len(raw) % _BLOCK, b"\0")
+
+
+def receive(*, runs, stride):
+    """Receive WQE of `stride` bytes: a message goes into `runs`, each (address, length, lkey)."""
+    raw = _segments(runs)
+    if len(raw) < stride:
+        raw += _data.pack(lkey=mlx5.END_OF_LIST_KEY)
+    if len(raw) > stride:
+        raise ValueError(f"{len(runs)} runs: allowed 1 to {stride // _data.size}")
+    return raw.ljust(stride, b"\0")
 
 
 def nop(*, index, qpn, signaled, ds=1):
@@ -113,7 +153,7 @@ def doorbell(*, qpn, index, opcode=0, ds=0):
 
 
 def record(index):
-    """The send word of a doorbell record."""
+    """A word of a doorbell record: the counter of what is posted."""
     return (index & 0xFFFF).to_bytes(4, "big")
 
 

@@ -94,3 +94,9 @@ def test_example_is_short(file):
 def test_number_of_qps_is_bounded(qps):
     with pytest.raises(ValueError, match=f"qps = {qps}: allowed 1 to 64"):
         TwoNodes(None, qps=qps)
+
+
+@pytest.mark.parametrize("receives", [1, 3, 1 << 16])
+def test_depth_of_receive_queues_is_bounded(receives):
+    with pytest.raises(ValueError, match=f"receives = {receives}: allowed 0 and powers of two"):
+        TwoNodes(None, receives=receives)

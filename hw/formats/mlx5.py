@@ -15,6 +15,7 @@ __all__ = [
     "DATA_OFFSET",
     "END_OF_LIST_KEY",
     "INLINE_FLAG",
+    "SOLICITED",
     "UAR_BF_SIZE",
     "UAR_PAGE_BYTES",
     "UAR_REGISTER_OFFSET",
@@ -35,6 +36,8 @@ __all__ = [
 BLOCK_BYTES = 64
 #: fm_ce_se bits 3:2: a completion is always wanted.
 CE_ALWAYS = 0x08
+#: fm_ce_se bit 1: the receiver's completion is one that it may wait for.
+SOLICITED = 0x02
 #: Bit 31 of a data segment's first word: inline data follows.
 INLINE_FLAG = 0x80000000
 #: UAR page: registers from 0x800, two BlueFlame halves of 256 B used in turn.
