@@ -9,6 +9,7 @@ from .cq_engine import CqEngine
 from .dma import DmaRead, DmaWrite
 from .doorbell import Doorbell
 from .formats.events import Dropped, DropReason, EventKind, StallCause
+from .formats.op import Completion
 from .formats.roce import WireBeat
 from .formats.tlp import ReadBeat
 from .gather import Gather
@@ -18,6 +19,7 @@ from .lib.stream import connect
 from .lib.trace import Alarm, Probe
 from .pcie import Pcie
 from .qp_context import ConfigPort, QpContext
+from .receive_queue import ReceiveQueue
 from .requester import Requester
 from .responder import Responder
 from .wire import Wire, WirePort, of_port
@@ -31,9 +33,10 @@ READERS = {
     "payload_read": (512, 512),
     "response_read": (256, 256),
     "atomic_read": (128, 64),
+    "receive_read": (192, 64),
 }
 #: DMA engines, in the order of their numbers in `DMA_LEDGER`.
-ENGINES = ("wqe_read", "payload_read", "write", "response_read", "atomic_read")
+ENGINES = ("wqe_read", "payload_read", "write", "response_read", "atomic_read", "receive_read")
 
 LEDGER = Probe(EventKind.DROPPED, Dropped)
 
@@ -87,6 +90,7 @@ class Nic(wiring.Component):
         self.gather = Gather(structure, reads_span_packets=True)
         self.requester = Requester(structure)
         self.responder = Responder(structure)
+        self.receive_queue = ReceiveQueue(structure)
         self.cq_engine = CqEngine(structure)
         self.wqe_read = DmaRead(
             lines=structure.wqe_lines,
@@ -117,6 +121,14 @@ class Nic(wiring.Component):
             tags_cause=StallCause.RESPONSE_TAGS,
             lines_cause=StallCause.RESPONSE_LINES,
         )
+        # One receive WQE, or a record, at a time.
+        self.receive_read = DmaRead(
+            lines=8,
+            tags=4,
+            tag_base=READERS["receive_read"][0],
+            tags_cause=StallCause.WQE_TAGS,
+            lines_cause=StallCause.WQE_LINES,
+        )
         self.write = DmaWrite(clients=2)
         self.wires = [Wire(structure, port) for port in range(structure.ports)]
         #: Name and block, in the order of the data path.
@@ -131,6 +143,8 @@ class Nic(wiring.Component):
             "responder": self.responder,
             "response_read": self.response_read,
             "atomic_read": self.atomic_read,
+            "receive_queue": self.receive_queue,
+            "receive_read": self.receive_read,
             "cq_engine": self.cq_engine,
             "write": self.write,
         }
@@ -167,30 +181,34 @@ class Nic(wiring.Component):
             m, "acknowledged", [wire.rx_acks for wire in self.wires], self.requester.acks
         )
 
-        # A retired WQE frees its window and, if signalled, becomes a CQE.
+        # A retired WQE frees its window and, if signalled, becomes a CQE; so does a receive WQE.
         m.d.comb += [
             self.wq_engine.retired.valid.eq(self.requester.retired.valid),
             self.wq_engine.retired.payload.eq(self.requester.retired.payload),
         ]
-        connect(m, self.requester.completions, self.cq_engine.completions)
+        m.submodules.completed = completed = Arbiter(Completion, 2)
+        for turn, block in enumerate((self.requester, self.receive_queue)):
+            connect(m, block.completions, completed.i[turn])
+        connect(m, completed.o, self.cq_engine.completions)
 
         # What the responder reads, for READs and atomics.
         for kind, reader in (("read", self.response_read), ("atomic", self.atomic_read)):
             connect(m, getattr(self.responder, f"{kind}_requests"), reader.requests)
             connect(m, reader.lines, getattr(self.responder, f"{kind}_lines"))
 
+        # What it receives passes the receive queue, which fills WQEs and completes them.
+        connect(m, self.responder.take, self.receive_queue.take)
+        connect(m, self.receive_queue.taken, self.responder.taken)
+        connect(m, self.responder.placements, self.receive_queue.placements)
+        connect(m, self.responder.lines, self.receive_queue.lines)
+        connect(m, self.receive_queue.requests, self.receive_read.requests)
+        connect(m, self.receive_read.lines, self.receive_queue.fetched)
+        m.d.comb += self.responder.settled.eq(self.receive_queue.settled)
+
         # Writes: payload and completions share one engine, so that nothing overtakes within the
-        # NIC. No receive queue has a WQE yet.
-        placements, writes = self.responder.placements, self.write.requests[0]
-        m.d.comb += [
-            self.responder.take.ready.eq(1),
-            self.responder.taken.valid.eq(1),
-            self.responder.settled.eq(1),
-            writes.valid.eq(placements.valid),
-            writes.payload.eq(placements.payload.write),
-            placements.ready.eq(writes.ready),
-        ]
-        connect(m, self.responder.lines, self.write.lines[0])
+        # NIC.
+        connect(m, self.receive_queue.writes, self.write.requests[0])
+        connect(m, self.receive_queue.lines_out, self.write.lines[0])
         connect(m, self.cq_engine.writes, self.write.requests[1])
         connect(m, self.cq_engine.lines, self.write.lines[1])
         connect(m, self.write.posted, self.up.posted)
@@ -286,6 +304,7 @@ class Nic(wiring.Component):
             self.payload_read.tags.eq(self.timing.payload_tags),
             self.response_read.tags.eq(self._structure.response_tags),
             self.atomic_read.tags.eq(2),
+            self.receive_read.tags.eq(4),
             *(wire.rx.eq(self.timing.rx) for wire in self.wires),
             *(wire.faults.eq(self.faults) for wire in self.wires),
         ]
@@ -296,5 +315,6 @@ class Nic(wiring.Component):
             (self.responder.rx, self.contexts.rx),
             (self.cq_engine.cq, self.contexts.cq),
             (self.cq_engine.receive_cq, self.contexts.receive_cq),
+            (self.receive_queue.rq, self.contexts.rq),
         ):
             m.d.comb += [port.address.eq(reader.address), reader.data.eq(port.data)]
