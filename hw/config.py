@@ -290,6 +290,8 @@ class NicConfig:
     mtu_bytes: int = 4096
     #: 1: AckReq on every packet; 0: on the last packet of a message.
     ack_every_packet: int = 0
+    #: Most inline bytes of a WQE, beyond which it ends with LOC_LEN_ERR; 0: as many as it holds.
+    max_inline_bytes: int = 0
     #: Factor on the ACK timeout and the RNR waits, so that a short run sees them.
     timer_scale: float = 1.0
 
@@ -308,6 +310,7 @@ class NicConfig:
         _within(self, "payload_tags", 1, 512)
         _power_of_two(self, "mtu_bytes", 256, 4096)
         _within(self, "ack_every_packet", 0, 1)
+        _within(self, "max_inline_bytes", 0, 1023)
         _within(self, "timer_scale", 0.0001, 1)
 
 
@@ -316,8 +319,8 @@ class WireConfig:
     """One link between two NIC ports, through at most one network switch."""
 
     gbps: float
-    #: Bytes beside the payload: FIRST and ONLY packets (with RETH), MIDDLE and LAST, and a whole
-    #: ACK.
+    #: Bytes beside the payload: FIRST and ONLY packets of a WRITE (with RETH), its MIDDLE and LAST
+    #: ones, and a whole ACK. Others follow from them by the size of their headers.
     first_overhead_bytes: int
     other_overhead_bytes: int
     ack_bytes: int
@@ -392,6 +395,8 @@ class NicTiming(data.Struct):
     payload_tags: 10
     push_wait: 16
     ack_every_packet: 1
+    #: Bytes; 0: no limit.
+    max_inline: 10
     #: Cycles, `TIMER_FRACTION` fraction bits.
     ack_unit: 21
     rnr_unit: 22
@@ -411,7 +416,7 @@ class FaultSlot(data.Struct):
     port that sends them.
     """
 
-    #: 0 off, 1 any packet, 2 requests, 3 acknowledgements.
+    #: 0 off, 1 any packet, 2 requests, 3 what a responder sends.
     match: 2
     first: 32
     #: All ones: without end.
@@ -565,6 +570,7 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
                 "payload_tags": nic.payload_tags,
                 "push_wait": cycles(nic.push_wait_ns),
                 "ack_every_packet": nic.ack_every_packet,
+                "max_inline": nic.max_inline_bytes,
                 "ack_unit": timer_unit(ACK_UNIT_NS * nic.timer_scale),
                 "rnr_unit": timer_unit(RNR_UNIT_NS * nic.timer_scale),
             },

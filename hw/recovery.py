@@ -25,6 +25,8 @@ class RecoveryPort(wiring.Signature):
         A held QP goes on. Only when it is drained, and in a cycle without a retirement.
     finished : Out(`valid`, `payload`: Retirement)
         An operation was cut into packets, all of them.
+    unfenced : Out(1)
+        An operation with a fence goes on that has pieces; they may be read.
     draining_qp : Out(12), drained : In(1)
         Whether everything that was fetched of a QP is finished (combinational).
     asked_qp : In(12), failed : Out(1)
@@ -37,6 +39,7 @@ class RecoveryPort(wiring.Signature):
                 "hold": Out(wiring.Signature({"valid": Out(1), "qp": Out(12)})),
                 "resume": Out(wiring.Signature({"valid": Out(1), "payload": Out(Resume)})),
                 "finished": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "unfenced": Out(1),
                 "draining_qp": Out(12),
                 "drained": In(1),
                 "asked_qp": In(12),

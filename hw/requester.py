@@ -23,7 +23,7 @@ from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
 from .recovery import RecoveryPort
 from .retirer import Retirer
-from .segmenter import Packet, Segmenter
+from .segmenter import Packet, ReadsPort, Segmenter
 
 __all__ = ["Requester"]
 
@@ -32,15 +32,15 @@ _PACKETS = 1024
 
 
 class Requester(wiring.Component):
-    """Sends RDMA WRITEs as packets and retires WQEs, per QP in order, when they are acknowledged.
+    """Sends operations as packets and retires WQEs, per QP in order, when they are acknowledged.
 
     NOPs and operations with a status send nothing; they retire when all earlier ones of their QP
-    have. An ACK acknowledges every PSN up to its own, a NAK those before it. After a sequence NAK,
-    a timeout, or the wait that an RNR NAK asked for, the QP sends again from its oldest
-    unacknowledged packet, by executing its WQEs again (decision 9). Where the peer refuses an
-    operation, or after too many retries, the oldest WQE ends with a status and the QP is in error:
-    all others end as flushed. So it is behind an operation that has a status. No QP is touched by
-    what happens to another.
+    have. So does a local read (DUMP), once its payload has come and was dropped. An ACK
+    acknowledges every PSN up to its own, a NAK those before it. After a sequence NAK, a timeout, or
+    the wait that an RNR NAK asked for, the QP sends again from its oldest unacknowledged packet, by
+    executing its WQEs again (decision 9). Where the peer refuses an operation, or after too many
+    retries, the oldest WQE ends with a status and the QP is in error: all others end as flushed. So
+    it is behind an operation that has a status. No QP is touched by what happens to another.
 
     Parameters
     ----------
@@ -53,9 +53,11 @@ class Requester(wiring.Component):
         Only of QPs with a valid context.
     payload : In(stream of `Line`)
         Per packet with payload a run of full lines from lane 0, but for the end of the last; `last`
-        ends the packet.
+        ends the packet. A local read is packets, too; an atomic is one of its operands.
     acks : In(stream of `WireBeat`)
-        ACK packets, after the receive delay.
+        ACK packets. Where a READ or an atomic is outstanding, only of what was answered before it.
+    reads : Out(ReadsPort)
+        For who takes the responses to READs and atomics.
     config : In(ConfigPort)
         Table.TX sets the next PSN and ends any error; nothing is outstanding then. The QP must have
         retired everything that was rung.
@@ -94,6 +96,7 @@ class Requester(wiring.Component):
                 "ops": In(stream.Signature(Op)),
                 "payload": In(stream.Signature(Line)),
                 "acks": In(stream.Signature(WireBeat)),
+                "reads": Out(ReadsPort()),
                 "config": In(ConfigPort()),
                 "tx": Out(ContextPort(TxContext)),
                 "packets": Out(stream.Signature(WireBeat)),
@@ -126,10 +129,18 @@ class Requester(wiring.Component):
             segmenter.tx.data.eq(self.tx.data),
             segmenter.ack_every_packet.eq(self.timing.ack_every_packet),
             segmenter.room.eq(retirer.room),
-            retirer.started.valid.eq(segmenter.started.valid),
+            retirer.started.valid.eq(segmenter.started.valid & segmenter.started.payload.listed),
             retirer.started.payload.eq(segmenter.started.payload),
             retirer.ask[0].eq(segmenter.started.payload.qp),
             segmenter.failed.eq(retirer.failed[0]),
+            segmenter.recovering.eq(retirer.recovering),
+            self.reads.started.valid.eq(segmenter.started.valid),
+            self.reads.started.payload.eq(segmenter.started.payload),
+            self.reads.ask.eq(segmenter.started.payload.qp),
+            segmenter.outstanding.eq(self.reads.outstanding),
+            segmenter.landings_here.eq(self.reads.room),
+            retirer.ask[2].eq(self.reads.responding_qp),
+            self.reads.failed.eq(retirer.failed[2]),
             retirer.timing.eq(self.timing),
             retirer.now.eq(self.now),
         ]
@@ -167,7 +178,7 @@ class Requester(wiring.Component):
         """Packets, after the transmit delay, join their payload; the silent ones drop it."""
         packet, beat = delay.o.payload, self.packets.payload
         empty, fresh, last = Signal(), Signal(init=1), Signal()
-        self._moves, sends, taken = Signal(), Signal(), Signal()
+        self._moves, sends, taken, drops = Signal(), Signal(), Signal(), Signal()
         reth = Signal(Reth)
         m.d.comb += [
             delay.now.eq(self.now),
@@ -177,8 +188,13 @@ class Requester(wiring.Component):
             self._moves.eq(delay.o.valid & (empty | self.payload.valid)),
             self.packets.valid.eq(self._moves & ~packet.silent),
             sends.eq(self.packets.valid & self.packets.ready),
-            taken.eq(sends | (self._moves & packet.silent)),
-            self.payload.ready.eq(delay.o.valid & ~empty & (self.packets.ready | packet.silent)),
+            drops.eq(packet.silent & (~(packet.dumps & last) | retirer.dumped.ready)),
+            taken.eq(sends | (self._moves & drops)),
+            self.payload.ready.eq(
+                delay.o.valid & ~empty & Mux(packet.silent, drops, self.packets.ready)
+            ),
+            retirer.dumped.valid.eq(self._moves & packet.silent & packet.dumps & last),
+            retirer.dumped.payload.eq(packet.qp),
             delay.o.ready.eq(taken & last),
             retirer.sent.valid.eq(sends & last),
             retirer.sent.qp.eq(packet.qp),
@@ -197,7 +213,8 @@ class Requester(wiring.Component):
             beat.bth.dest_qp.eq(packet.peer_qpn),
             beat.bth.ack_request.eq(packet.ack_request),
             beat.bth.psn.eq(packet.psn),
-            beat.ext.eq(Mux(packet.starts, reth.as_value(), 0)),
+            beat.ext.eq(Mux(packet.reth, reth.as_value(), 0)),
+            beat.imm.eq(packet.imm),
             beat.length.eq(packet.length),
             beat.dest.eq(packet.peer_node),
             beat.port.eq(packet.port),
@@ -217,6 +234,7 @@ class Requester(wiring.Component):
             port.resume.payload.eq(retirer.resume.payload),
             port.finished.valid.eq(segmenter.finished.valid),
             port.finished.payload.eq(segmenter.finished.payload),
+            port.unfenced.eq(segmenter.unfenced),
             port.draining_qp.eq(retirer.draining_qp),
             retirer.drained.eq(port.drained),
             retirer.ask[1].eq(port.asked_qp),
@@ -224,4 +242,9 @@ class Requester(wiring.Component):
             segmenter.restart.valid.eq(retirer.resume.valid & retirer.resume.payload.again),
             segmenter.restart.qp.eq(retirer.resume.payload.qp),
             segmenter.restart.psn.eq(retirer.restart_psn),
+            self.reads.restart.valid.eq(segmenter.restart.valid),
+            self.reads.restart.qp.eq(segmenter.restart.qp),
+            self.reads.restart.psn.eq(segmenter.restart.psn),
+            segmenter.asked_qp.eq(retirer.resume.payload.qp),
+            retirer.silenced.eq(segmenter.silenced),
         ]

@@ -21,13 +21,14 @@ from .formats.roce import Aeth, WireBeat
 from .lib.delay import NOW_BITS
 from .lib.stream import Queue, connect
 from .lib.trace import Probe
+from .local_reads import LocalReads
 from .outstanding import OutstandingList
 from .psn_window import PsnWindow
 from .qp_context import ConfigPort
 from .qp_state import QpStates
 from .qp_table import QpTable
 from .recovery import Recovery, Trigger
-from .segmenter import Started
+from .segmenter import Silenced, Started
 
 __all__ = ["Retirer"]
 
@@ -52,6 +53,8 @@ class Retirer(wiring.Component):
         One more WQE fits for the QP in `started.payload.qp`.
     sent : In(`valid`, `qp`, `psn`)
         The last beat of a packet left.
+    dumped : In(stream of 12)
+        All bytes of the oldest local read of a QP have come that lacked them.
     acks : In(stream of `WireBeat`)
     config : In(ConfigPort)
         Table.TX empties a QP and sets the oldest unacknowledged PSN. It takes the cycle.
@@ -64,8 +67,12 @@ class Retirer(wiring.Component):
         Whether everything fetched of that QP was started.
     resume : Out(`valid`, `payload`: Resume), restart_psn : Out(24)
         A recovery ends: the QP goes on, from that PSN if `again`.
+    silenced : In(Silenced)
+        What of the QP of `resume` passed in silence.
+    recovering : Out(1)
+        The QP of `started` recovers.
     ask : In(array of 12), failed : Out(array of 1)
-        Whether a QP is in error, for two readers.
+        Whether a QP is in error, for three readers.
     timing : In(NicTiming)
     now : In
     busy : Out(1)
@@ -90,6 +97,7 @@ class Retirer(wiring.Component):
                 "started": In(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
                 "room": Out(1),
                 "sent": In(wiring.Signature({"valid": Out(1), "qp": Out(12), "psn": Out(24)})),
+                "dumped": In(stream.Signature(12)),
                 "acks": In(stream.Signature(WireBeat)),
                 "config": In(ConfigPort()),
                 "completions": Out(stream.Signature(Completion)),
@@ -99,8 +107,10 @@ class Retirer(wiring.Component):
                 "drained": In(1),
                 "resume": Out(wiring.Signature({"valid": Out(1), "payload": Out(Resume)})),
                 "restart_psn": Out(24),
-                "ask": In(12).array(2),
-                "failed": Out(1).array(2),
+                "silenced": In(Silenced),
+                "recovering": Out(1),
+                "ask": In(12).array(3),
+                "failed": Out(1).array(3),
                 "timing": In(NicTiming),
                 "now": In(NOW_BITS),
                 "busy": Out(1),
@@ -115,12 +125,13 @@ class Retirer(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.states = self._states = QpStates(self._structure, 5)
-        m.submodules.recovery = self._recovery = Recovery(self._structure, 3)
+        m.submodules.states = self._states = QpStates(self._structure, 6)
+        m.submodules.recovery = self._recovery = Recovery(self._structure, 4)
         m.submodules.timers = self._timers = AckTimers(self._structure)
         m.submodules.checker = self._checker = AckChecker()
         m.submodules.wqes = self._list = OutstandingList(self._structure)
         m.submodules.psns = self._psns = PsnWindow(self._structure)
+        m.submodules.local_reads = self._local_reads = LocalReads(self._structure)
         m.submodules.visits = self._visits = Queue(self._structure.qp_bits, 16)
         m.submodules.queue = self._completions = Queue(Completion, 16)
         self._configure(m)
@@ -143,7 +154,14 @@ class Retirer(wiring.Component):
             identity.qpn.eq(context.qpn),
         ]
         self._identities.write(self.config.payload.index, identity, self._configuring)
-        for block in (self._list, self._psns, self._states, self._recovery, self._timers):
+        for block in (
+            self._list,
+            self._psns,
+            self._local_reads,
+            self._states,
+            self._recovery,
+            self._timers,
+        ):
             m.d.comb += [
                 block.config.valid.eq(self.config.valid),
                 block.config.payload.eq(self.config.payload),
@@ -151,9 +169,10 @@ class Retirer(wiring.Component):
 
     def _start(self, m):
         """A WQE starts: to the end of its QP's list. It asks for a visit if no ACK will come for
-        it: it sends nothing, or was acknowledged while it was fetched again.
+        it: it sends nothing, or was acknowledged while it was fetched again. So does a local read
+        that has its bytes.
         """
-        start = self.started
+        start, dumped, local_reads = self.started, self.dumped, self._local_reads
         for block in (self._list, self._psns):
             m.d.comb += [
                 block.started.valid.eq(start.valid),
@@ -162,14 +181,25 @@ class Retirer(wiring.Component):
         m.d.comb += [
             self.room.eq(self._list.room & self._visits.i.ready),
             self._visits.i.valid.eq(
-                start.valid & (~start.payload.entry.sends | self._psns.started_before)
+                Mux(
+                    start.valid,
+                    ~start.payload.entry.sends | self._psns.started_before,
+                    dumped.valid,
+                )
             ),
-            self._visits.i.payload.eq(start.payload.qp),
+            self._visits.i.payload.eq(Mux(start.valid, start.payload.qp, dumped.payload)),
+            dumped.ready.eq(~start.valid & self._visits.i.ready),
+            local_reads.begun.valid.eq(start.valid & start.payload.entry.dumps),
+            local_reads.begun.qp.eq(start.payload.qp),
+            local_reads.came.valid.eq(dumped.valid & dumped.ready),
+            local_reads.came.qp.eq(dumped.payload),
+            self._recovery.ask[3].eq(start.payload.qp),
+            self.recovering.eq(self._recovery.recovering[3]),
         ]
 
     def _visit(self, m):
-        """A QP is visited: its oldest WQE retires if it is acknowledged, or sends nothing, or the
-        QP is in error, until there is none.
+        """A QP is visited: its oldest WQE retires if it is acknowledged, or sends nothing and waits
+        for no bytes, or the QP is in error, until there is none.
         """
         self._visiting, self._resuming, qp = Signal(), Signal(), Signal(12)
         self._qp, self._ready, self._retires = qp, Signal(), Signal()
@@ -181,7 +211,7 @@ class Retirer(wiring.Component):
         self._visited_failed = self._states.failed[0]
         # The status of the next WQE that is found in error.
         self._errors = QpTable(m, "errors", Status, self._structure)
-        beyond, acknowledged = Signal(24), Signal()
+        beyond, acknowledged, lacks = Signal(24), Signal(), Signal()
         self._status, error = Signal(Status), self._errors.read(qp)
         self._takes_error = Signal()
         m.d.comb += [
@@ -190,8 +220,12 @@ class Retirer(wiring.Component):
             self._psns.visited_qp.eq(qp),
             # PSNs acknowledged beyond its last, modulo 2^24.
             beyond.eq(self._base - 1 - self._oldest.last_psn),
-            acknowledged.eq(~beyond[-1]),
-            self._ready.eq(self._any & (~self._oldest.sends | acknowledged | self._visited_failed)),
+            self._local_reads.qp.eq(qp),
+            lacks.eq(self._oldest.dumps & ~self._local_reads.there),
+            acknowledged.eq(~beyond[-1] & ~lacks),
+            self._ready.eq(
+                self._any & ((~self._oldest.sends & ~lacks) | acknowledged | self._visited_failed)
+            ),
             self._retires.eq(
                 self._visiting & self._ready & self._completions.i.ready & ~self._configuring
             ),
@@ -210,6 +244,8 @@ class Retirer(wiring.Component):
             ),
             self._list.drop.eq(self._retires),
             self._list.clear.eq(self._resumes),
+            self._local_reads.drop.eq(self._retires & self._oldest.dumps),
+            self._local_reads.clear.eq(self._resumes),
         ]
 
     def _choose(self, m):
@@ -318,7 +354,9 @@ class Retirer(wiring.Component):
         )
 
     def _resume(self, m):
-        """A drained QP starts again at its oldest unacknowledged packet, if there is one."""
+        """A drained QP starts again at its oldest unacknowledged packet, if there is one, or at
+        what passed in silence.
+        """
         recovery, resume = self._recovery, self.resume.payload
         recovery_ends = Signal()
         m.d.comb += [
@@ -327,8 +365,8 @@ class Retirer(wiring.Component):
             self.hold.qp.eq(recovery.hold.qp),
             self.resume.valid.eq(recovery_ends),
             resume.qp.eq(self._qp),
-            resume.again.eq(self._any),
-            resume.skip.eq(self._base - self._oldest.first_psn),
+            resume.again.eq(self._any | self.silenced.any),
+            resume.skip.eq(Mux(self._any, self._base - self._oldest.first_psn, 0)),
             self.restart_psn.eq(self._base),
         ]
 
@@ -365,7 +403,7 @@ class Retirer(wiring.Component):
                 m.d.comb += timers.set.action.eq(TimerAction.RNR)
             with m.Elif(checker.is_ack & psns.sent_beyond):
                 m.d.comb += timers.set.action.eq(TimerAction.ACK)
-        for reader in range(2):
+        for reader in range(3):
             m.d.comb += [
                 self._states.ask[3 + reader].eq(self.ask[reader]),
                 self.failed[reader].eq(self._states.failed[3 + reader]),
@@ -394,7 +432,9 @@ class Retirer(wiring.Component):
             self.on_retransmitted.valid.eq(self.resume.valid & self.resume.payload.again),
             self.on_retransmitted.payload.qp.eq(self._qp),
             self.on_retransmitted.payload.psn.eq(self._base),
-            self.on_retransmitted.payload.wqe_index.eq(oldest.wqe_index),
+            self.on_retransmitted.payload.wqe_index.eq(
+                Mux(self._any, oldest.wqe_index, self.silenced.wqe_index)
+            ),
             self.on_retransmitted.payload.skip.eq(self.resume.payload.skip),
             self.on_retransmitted.payload.reason.eq(self._recovery.reason),
             self.on_ack_received.valid.eq(self._accepted),

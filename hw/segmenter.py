@@ -6,11 +6,11 @@ from amaranth.lib.wiring import In, Out
 
 from .formats.context import Table, TxContext
 from .formats.op import Op, Retirement, Status, Verb
-from .formats.roce import RoceOpcode
+from .opcodes import ATOMICS, IMMEDIATES, SENDS, is_one_of, request_opcode
 from .qp_context import ConfigPort, ContextPort
 from .qp_table import QpTable
 
-__all__ = ["Outstanding", "Packet", "ReadsPort", "Segmenter", "Started"]
+__all__ = ["Outstanding", "Packet", "ReadsPort", "Segmenter", "Silenced", "Started"]
 
 
 class Packet(data.Struct):
@@ -22,11 +22,13 @@ class Packet(data.Struct):
     length: 13
     ack_request: 1
     solicited: 1
-    #: First or only packet: it carries `va`, `rkey` and `message_length`.
-    starts: 1
+    #: It has a RETH, of `va`, `rkey` and `message_length`.
+    reth: 1
     va: 64
     rkey: 32
     message_length: 32
+    #: Immediate data, where the opcode has it.
+    imm: 32
     peer_qpn: 24
     peer_node: 8
     port: 1
@@ -34,6 +36,8 @@ class Packet(data.Struct):
     wqe_index: 16
     #: Not to be sent: its payload is dropped.
     silent: 1
+    #: A silent one that is the end of a local read.
+    dumps: 1
 
 
 class Outstanding(data.Struct):
@@ -70,6 +74,13 @@ class Started(data.Struct):
     #: is executed again.
     listed: 1
     entry: Outstanding
+
+
+class Silenced(data.Struct):
+    """Whether a QP has operations that passed in silence, and the first of them."""
+
+    any: 1
+    wqe_index: 16
 
 
 class ReadsPort(wiring.Signature):
@@ -110,8 +121,16 @@ class ReadsPort(wiring.Signature):
 class Segmenter(wiring.Component):
     """Cuts operations into packets of at most one MTU and gives them their PSNs.
 
+    A READ or an atomic is one packet; a READ takes as many PSNs as its response has packets. A
+    local read (DUMP) takes none and is cut into silent packets.
+
+    An operation waits, and with it those of all QPs, while there is no room for it, while its
+    landings are not there, while it has a fence and READs or atomics of its QP are outstanding, and while it is one of these and as many
+    as the QP may have are. If its QP recovers, it does not wait for the latter two, but passes in
+    silence, as does all that follows until the QP restarts: no PSN, no place in any list.
+
     Behind an operation with a status, and in a QP in error, operations are flushed: they send
-    nothing; if pieces come for them, their packets are silent.
+    nothing and wait for no other; if pieces come for them, their packets are silent.
 
     Parameters
     ----------
@@ -124,8 +143,10 @@ class Segmenter(wiring.Component):
         Table.TX sets the next PSN. It takes the cycle.
     restart : In(`valid`, `qp`, `psn`)
         Sets the next PSN of a QP of which nothing is in work. It takes the cycle.
-    failed : In(1)
-        The QP of `started` is in error.
+    failed, recovering : In(1)
+        The QP of `started` is in error; it recovers.
+    outstanding : In(5)
+        READs and atomics that the QP of `started` has outstanding.
     tx : Out(ContextPort(TxContext))
     ack_every_packet : In(1)
         ACKs are requested of all packets, not only of a message's last.
@@ -135,8 +156,14 @@ class Segmenter(wiring.Component):
         `payload.qp` is that of the operation in work.
     finished : Out
         `valid` for one cycle with the last step of each operation, `payload: Retirement`.
+    unfenced : Out(1)
+        With `started`: the operation has a fence, and pieces.
+    asked_qp : In(12), silenced : Out(Silenced)
+        What of a QP passed in silence since it restarted (combinational).
     room : In(1)
         One more operation of QP `started.payload.qp` may be started.
+    landings_here : In(1)
+        The one in `started.payload` may be started, if it is a READ or an atomic.
     busy : Out(1)
         There is something to do in the next cycle.
 
@@ -154,12 +181,18 @@ class Segmenter(wiring.Component):
                 "config": In(ConfigPort()),
                 "restart": In(wiring.Signature({"valid": Out(1), "qp": Out(12), "psn": Out(24)})),
                 "failed": In(1),
+                "recovering": In(1),
+                "outstanding": In(5),
                 "tx": Out(ContextPort(TxContext)),
                 "ack_every_packet": In(1),
                 "packets": Out(stream.Signature(Packet)),
                 "started": Out(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
                 "finished": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
+                "unfenced": Out(1),
+                "asked_qp": In(12),
+                "silenced": Out(Silenced),
                 "room": In(1),
+                "landings_here": In(1),
                 "busy": Out(1),
             }
         )
@@ -168,9 +201,12 @@ class Segmenter(wiring.Component):
         m = Module()
         psns = QpTable(m, "psns", 24, self._structure)
         stopped = QpTable(m, "stopped", 1, self._structure)
+        silenced = QpTable(m, "silenced", Silenced, self._structure)
+        m.d.comb += self.silenced.eq(silenced.read(self.asked_qp))
 
         # An operation waits one cycle for its context.
-        op, held, done = Signal(Op), Signal(), Signal()
+        self._op, held, done = Signal(Op), Signal(), Signal()
+        op = self._op
         m.d.comb += [
             self.ops.ready.eq(~held | done),
             self.tx.address.eq(Mux(self.ops.ready, self.ops.payload.qp, op.qp)),
@@ -179,41 +215,59 @@ class Segmenter(wiring.Component):
             m.d.sync += held.eq(self.ops.valid)
             with m.If(self.ops.valid):
                 m.d.sync += op.eq(self.ops.payload)
-        psn, mtu_log2 = psns.read(op.qp), self.tx.data.mtu_log2
+        self._psn, mtu_log2 = psns.read(op.qp), self.tx.data.mtu_log2
+        self._classify(m)
 
-        # One packet per step; an operation that sends nothing takes one step too.
-        sends, setting = Signal(), Signal()
-        first, last = Signal(init=1), Signal()
-        mtu, left, left_over = Signal(16), Signal(32), Signal(32)
-        possible, step = Signal(), Signal()
+        # One packet per step; an operation without packets takes one step too. What is flushed is
+        # so from its start, or from the packet on before which its QP failed.
+        self._first, self._last = Signal(init=1), Signal()
+        first, last = self._first, self._last
+        self._flushed, was_flushed = Signal(), Signal()
+        self._silent, was_silent, quiets = Signal(), Signal(), Signal()
+        before = silenced.read(op.qp)
+        waits, has_room, possible = Signal(), Signal(), Signal()
+        setting, step = Signal(), Signal()
+        self._mtu, self._left, left_over = Signal(16), Signal(32), Signal(32)
         m.d.comb += [
-            sends.eq((op.verb == Verb.WRITE) & (op.status == Status.SUCCESS)),
-            mtu.eq(1 << mtu_log2),
-            left.eq(Mux(first, op.length - (op.skip << mtu_log2), left_over)),
-            last.eq(~sends | (left <= mtu)),
-            possible.eq(held & (~first | self.room)),
-            self.busy.eq(possible & (~sends | self.packets.ready)),
-            self.packets.valid.eq(possible & sends & ~setting),
+            self._flushed.eq(self.failed | Mux(first, stopped.read(op.qp), was_flushed)),
+            waits.eq(
+                first
+                & self._executes
+                & ~self._flushed
+                & ~before.any
+                & (
+                    (op.fence & (self.outstanding != 0))
+                    | (self._reads & (self.outstanding >= self.tx.data.max_reads))
+                )
+            ),
+            self._silent.eq(Mux(first, before.any | (waits & self.recovering), was_silent)),
+            quiets.eq(first & self._silent & ~before.any),
+            self._mtu.eq(1 << mtu_log2),
+            self._left.eq(Mux(first, op.length - (op.skip << mtu_log2), left_over)),
+            last.eq(~self._cuts | (self._left <= self._mtu)),
+            has_room.eq(self.room & (self.landings_here | ~self._reads)),
+            possible.eq(held & (~first | (has_room & (~waits | self.recovering)))),
+            self.busy.eq(possible & (~self._has_packets | self.packets.ready)),
+            self.packets.valid.eq(possible & self._has_packets & ~setting),
             step.eq(self.busy & ~setting),
             done.eq(step & last),
             self.finished.valid.eq(done),
             self.finished.payload.qp.eq(op.qp),
             self.finished.payload.blocks.eq(op.blocks),
+            self.started.valid.eq(step & first),
+            self.unfenced.eq(step & first & op.fence & self._gathers),
         ]
         with m.If(step):
-            m.d.sync += [first.eq(last), left_over.eq(left - mtu)]
+            m.d.sync += [
+                first.eq(last),
+                left_over.eq(self._left - self._mtu),
+                was_flushed.eq(self._flushed),
+                was_silent.eq(self._silent),
+            ]
+        last_psn = self._start(m)
+        self._packet(m)
 
-        # Flushed: from its start, or from the packet on before which its QP failed.
-        flushed, was_flushed = Signal(), Signal()
-        m.d.comb += flushed.eq(self.failed | Mux(first, stopped.read(op.qp), was_flushed))
-        with m.If(step):
-            m.d.sync += was_flushed.eq(flushed)
-
-        self._packet(m, op, psn, mtu, left, first, last, flushed)
-        self._start(m, op, psn, mtu, sends, flushed)
-        m.d.comb += self.started.valid.eq(step & first)
-
-        # Next PSNs, and who has stopped.
+        # Next PSNs, and who has stopped or was silenced.
         context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
         configuring, target = Signal(), Signal(12)
         m.d.comb += [
@@ -223,60 +277,106 @@ class Segmenter(wiring.Component):
                 Mux(configuring, self.config.payload.index, Mux(setting, self.restart.qp, op.qp))
             ),
         ]
+        after = Mux(self._is_read, last_psn, self._psn) + 1
         psns.write(
             target,
-            Mux(configuring, context.start_psn, Mux(setting, self.restart.psn, psn + 1)),
-            setting | (step & sends & ~flushed),
+            Mux(configuring, context.start_psn, Mux(setting, self.restart.psn, after)),
+            setting | (step & self._sends & ~self._flushed & ~self._silent),
         )
         stopped.write(target, ~setting, setting | (step & (op.status != Status.SUCCESS)))
+        entry = Signal(Silenced)
+        m.d.comb += [entry.any.eq(~setting), entry.wqe_index.eq(op.wqe_index)]
+        silenced.write(target, entry, setting | (step & quiets))
         return m
 
-    def _packet(self, m, op, psn, mtu, left, first, last, flushed):
-        packet, begins = self.packets.payload, Signal()
+    def _classify(self, m):
+        """What the verb of the operation in work means for it."""
+        op = self._op
+        self._executes, self._reads, self._is_read = Signal(), Signal(), Signal()
+        self._is_atomic, self._is_dump = Signal(), Signal()
+        #: It is made of packets; more than one, if it is long; they go to the peer; they have
+        #: payload.
+        self._has_packets, self._cuts = Signal(), Signal()
+        self._sends, self._gathers = Signal(), Signal()
+        m.d.comb += [
+            self._executes.eq(op.status == Status.SUCCESS),
+            self._is_read.eq(op.verb == Verb.READ),
+            self._is_atomic.eq(is_one_of(op.verb, ATOMICS)),
+            self._is_dump.eq((op.verb == Verb.DUMP) & (op.length != 0)),
+            self._reads.eq(self._executes & (self._is_read | self._is_atomic)),
+            self._sends.eq(self._executes & ~is_one_of(op.verb, (Verb.NOP, Verb.DUMP))),
+            self._has_packets.eq(self._sends | (self._executes & self._is_dump)),
+            self._cuts.eq(self._has_packets & ~self._reads),
+            self._gathers.eq(self._has_packets & ~self._is_read & (op.length != 0)),
+        ]
+
+    def _packet(self, m):
+        op, first, last = self._op, self._first, self._last
+        packet, begins, operands = self.packets.payload, Signal(), Signal(6)
+        # A local read that began before its QP failed ends as one.
+        dumps, was_dumping = Signal(), Signal()
+        has_imm, is_send = is_one_of(op.verb, IMMEDIATES), is_one_of(op.verb, SENDS)
         m.d.comb += [
             begins.eq(first & (op.skip == 0)),
-            packet.opcode.eq(
-                Mux(
-                    begins,
-                    Mux(last, RoceOpcode.WRITE_ONLY, RoceOpcode.WRITE_FIRST),
-                    Mux(last, RoceOpcode.WRITE_LAST, RoceOpcode.WRITE_MIDDLE),
-                )
-            ),
-            packet.psn.eq(psn),
-            packet.length.eq(Mux(last, left, mtu)),
+            operands.eq(Mux((op.verb == Verb.MASKED_COMPARE_SWAP) & (op.length == 8), 32, 16)),
+            dumps.eq(Mux(first, self._is_dump & ~self._flushed & ~self._silent, was_dumping)),
+            packet.opcode.eq(request_opcode(m, op.verb, begins, last)),
+            packet.psn.eq(self._psn),
+            packet.length.eq(Mux(last, self._left, self._mtu)),
             packet.ack_request.eq(last | self.ack_every_packet),
-            packet.solicited.eq(last & op.solicited),
-            packet.starts.eq(begins),
+            packet.solicited.eq(last & op.solicited & (has_imm | is_send)),
+            packet.reth.eq(self._reads | (begins & ~is_send)),
             packet.va.eq(op.raddr),
             packet.rkey.eq(op.rkey),
             packet.message_length.eq(op.length),
+            packet.imm.eq(Mux(last & has_imm, op.imm, 0)),
             packet.peer_qpn.eq(self.tx.data.peer_qpn),
             packet.peer_node.eq(self.tx.data.peer_node),
             packet.port.eq(self.tx.data.port),
             packet.qp.eq(op.qp),
             packet.wqe_index.eq(op.wqe_index),
-            packet.silent.eq(flushed),
+            packet.silent.eq(self._flushed | self._silent | self._is_dump),
+            packet.dumps.eq(last & dumps),
         ]
+        with m.If(self._is_read):
+            # What is left of it is asked for.
+            m.d.comb += [
+                packet.length.eq(0),
+                packet.va.eq(op.raddr + (op.skip << self.tx.data.mtu_log2)),
+                packet.message_length.eq(self._left),
+            ]
+        with m.Elif(self._is_atomic):
+            m.d.comb += packet.length.eq(operands)
+        with m.If(self.packets.valid & self.packets.ready):
+            m.d.sync += was_dumping.eq(dumps)
 
-    def _start(self, m, op, psn, mtu, sends, flushed):
+    def _start(self, m):
+        """Fills `started`; returns the last PSN."""
+        op, psn = self._op, self._psn
         # PSNs after its first: one less than its packets. (Of nothing sent: the PSN before.)
         further, rest = Signal(24), Signal(16)
-        entry, listed, first_psn = self.started.payload.entry, Signal(), Signal(24)
+        entry, sends = self.started.payload.entry, Signal()
+        first_psn, last_psn = Signal(24), Signal(24)
         m.d.comb += [
-            listed.eq(sends & ~flushed),
-            first_psn.eq(psn - op.skip),
-            rest.eq(op.length & (mtu - 1)),
+            rest.eq(op.length & (self._mtu - 1)),
             further.eq((op.length >> self.tx.data.mtu_log2) - ((rest == 0) & (op.length != 0))),
+            sends.eq(self._sends & ~self._flushed & ~self._silent),
+            first_psn.eq(psn - op.skip),
+            last_psn.eq(Mux(sends, first_psn + further, psn - 1)),
             self.started.payload.qp.eq(op.qp),
             self.started.payload.psn.eq(psn),
+            self.started.payload.listed.eq(~self._silent),
             entry.wqe_index.eq(op.wqe_index),
             entry.blocks.eq(op.blocks),
             entry.signaled.eq(op.signaled),
             entry.vendor_opcode.eq(op.vendor_opcode),
-            self.started.payload.listed.eq(1),
             entry.first_psn.eq(first_psn),
-            entry.last_psn.eq(Mux(listed, first_psn + further, psn - 1)),
+            entry.last_psn.eq(last_psn),
             entry.length.eq(op.length),
-            entry.status.eq(Mux(flushed, Status.FLUSHED, op.status)),
-            entry.sends.eq(listed),
+            entry.status.eq(Mux(self._flushed, Status.FLUSHED, op.status)),
+            entry.sends.eq(sends),
+            entry.reads.eq(self._reads),
+            entry.atomic.eq(self._is_atomic),
+            entry.dumps.eq(self._is_dump & self._executes & ~self._flushed & ~self._silent),
         ]
+        return last_psn

@@ -5,6 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .config import BYTE_FRACTION, FAULT_SLOTS, FaultTiming, WireTiming
+from .fault_injector import FaultInjector
 from .formats.events import (
     Dropped,
     DropReason,
@@ -15,16 +16,26 @@ from .formats.events import (
     TxFirst,
     TxLast,
 )
-from .formats.roce import RoceOpcode, WireBeat
+from .formats.layout import size
+from .formats.roce import EXTENSIONS, AtomicAckEth, AtomicEth, Reth, RoceOpcode, WireBeat
 from .lib.delay import NOW_BITS, DelayLine
 from .lib.rate import RateMeter
 from .lib.stream import Queue
 from .lib.trace import Probe, StallMeter
+from .opcodes import is_response
 
-__all__ = ["FaultInjector", "Wire", "WirePort", "of_port"]
+__all__ = ["Wire", "WirePort", "of_port"]
 
-#: Bytes charged with one beat: 64 of payload and an overhead of up to 255.
+#: Bytes charged with one beat: 64 of payload and an overhead of up to 255 and some headers.
 _BYTES_BITS = 9
+#: Operands of an AtomicETH, and the value of an AtomicAckETH: in a beat they are payload.
+_IN_PAYLOAD = {AtomicEth: 16, AtomicAckEth: 8}
+
+
+def _extra(opcode):
+    """Bytes of the headers behind the BTH that no other charge has in it."""
+    headers = EXTENSIONS.get(opcode, ())
+    return sum(size(header) - _IN_PAYLOAD.get(header, 0) for header in headers if header != Reth)
 
 
 class _Header(data.Struct):
@@ -98,77 +109,12 @@ class WirePort(wiring.Signature):
         )
 
 
-class FaultInjector(wiring.Component):
-    """Says which packets are to be lost.
-
-    Parameters
-    ----------
-    slots : int
-        Fault slots looked at.
-    port : int
-        Port whose slots count; those of others never match.
-
-    Members
-    -------
-    faults : In(FaultTiming)
-    opcode : In(8)
-        Opcode of the packet that is offered.
-    step : In(1)
-        The packet's first beat is taken, sent or swallowed, in this cycle.
-    hit : Out(1)
-        The packet is to be dropped.
-    slot : Out(8)
-        Lowest-numbered slot that says so.
-
-    Timing
-    ------
-    Combinational. Each slot counts the packets that match it, from 0, those that
-    other slots drop included.
-    """
-
-    def __init__(self, slots, port=0):
-        self._slots, self._port = slots, port
-        super().__init__(
-            {
-                "faults": In(FaultTiming),
-                "opcode": In(8),
-                "step": In(1),
-                "hit": Out(1),
-                "slot": Out(8),
-            }
-        )
-
-    def elaborate(self, platform):
-        m = Module()
-        is_ack = Signal()
-        m.d.comb += is_ack.eq(self.opcode == RoceOpcode.ACK)
-        for number in reversed(range(self._slots)):
-            slot = self.faults.slots[number]
-            seen, past = Signal(32, name=f"seen_{number}"), Signal(32, name=f"past_{number}")
-            match = Signal(name=f"match_{number}")
-            with m.Switch(slot.match):
-                with m.Case(1):
-                    m.d.comb += match.eq(1)
-                with m.Case(2):
-                    m.d.comb += match.eq(~is_ack)
-                with m.Case(3):
-                    m.d.comb += match.eq(is_ack)
-            with m.If(slot.port != self._port):
-                m.d.comb += match.eq(0)
-            m.d.comb += past.eq(seen - slot.first)
-            with m.If(match & (seen >= slot.first) & ((past < slot.count) | slot.count.all())):
-                m.d.comb += [self.hit.eq(1), self.slot.eq(number)]
-            with m.If(self.step & match):
-                m.d.sync += seen.eq(seen + 1)
-        return m
-
-
 class Wire(wiring.Component):
     """Sends packets at the wire's rate into the far buffer, and buffers and delays what comes in.
 
-    A packet that leaves is charged `ack_bytes` (ACK), or `first_overhead` (FIRST, ONLY) or
-    `other_overhead` plus its payload with pad; all of the overhead with its first beat. A beat
-    leaves when its last byte has been sent.
+    A packet that leaves is charged `ack_bytes` (ACK), or `first_overhead` (with RETH) or
+    `other_overhead` plus its other headers behind the BTH and its payload with pad; all of the
+    overhead with its first beat. A beat leaves when its last byte has been sent.
 
     Parameters
     ----------
@@ -180,8 +126,8 @@ class Wire(wiring.Component):
     Members
     -------
     requests, acks : In(stream of `WireBeat`)
-        Packets to send; all beats of a packet but the last are full. Never interleaved; an ACK that
-        is there goes before a request that has not begun.
+        Packets to send, those of a responder at `acks`; all beats of a packet but the last are
+        full. Never interleaved; one at `acks` goes before a request that has not begun.
     tx_valid, tx_beat : Out
         A beat leaves in this cycle (registers).
     tx_credit : In(1)
@@ -191,8 +137,8 @@ class Wire(wiring.Component):
     rx_credit : Out(1)
         One beat of the receive buffer was freed (register).
     rx_requests, rx_acks : Out(stream of `WireBeat`)
-        Packets that arrived, by the opcode of their first beat. In order: one that is not taken
-        holds up the other kind.
+        Packets that arrived, by the opcode of their first beat: what responders send are `rx_acks`.
+        In order: one that is not taken holds up the other kind.
     timing : In(WireTiming)
     rx : In(16)
         Receive delay in cycles: from arrival to the packet's processing.
@@ -275,14 +221,19 @@ class Wire(wiring.Component):
         ]
         return m
 
-    def _overhead(self, opcode):
+    def _overhead(self, m, opcode, name):
         """Bytes that a packet costs beside its payload."""
-        first = (opcode == RoceOpcode.WRITE_FIRST) | (opcode == RoceOpcode.WRITE_ONLY)
-        return Mux(
-            opcode == RoceOpcode.ACK,
-            self.timing.ack_bytes,
-            Mux(first, self.timing.first_overhead, self.timing.other_overhead),
-        )
+        timing, overhead = self.timing, Signal(_BYTES_BITS, name=f"{name}_overhead")
+        m.d.comb += overhead.eq(timing.other_overhead)
+        with m.Switch(opcode):
+            for member, headers in EXTENSIONS.items():
+                base = timing.first_overhead if Reth in headers else timing.other_overhead
+                with m.Case(member):
+                    if member == RoceOpcode.ACK:
+                        m.d.comb += overhead.eq(timing.ack_bytes)
+                    else:
+                        m.d.comb += overhead.eq(base + _extra(member))
+        return overhead
 
     def _accept(self, m, sending):
         """Choice of a packet, faults, credits, charge."""
@@ -339,9 +290,9 @@ class Wire(wiring.Component):
         ]
         m.d.sync += used.eq(used + goes - self.tx_credit)
 
-        charged = Signal(_BYTES_BITS)
+        charged, overhead = Signal(_BYTES_BITS), self._overhead(m, beat.bth.opcode, "charged")
         with m.If(beat.first):
-            m.d.comb += charged.eq(_rounded(beat.count) + self._overhead(beat.bth.opcode))
+            m.d.comb += charged.eq(_rounded(beat.count) + overhead)
         with m.Else():
             m.d.comb += charged.eq(_rounded(beat.count))
         m.d.comb += [
@@ -374,7 +325,7 @@ class Wire(wiring.Component):
             first.qp.eq(header.qp),
             first.wqe_index.eq(header.wqe_index),
             first.length.eq(header.length),
-            first.wire_bytes.eq(_rounded(header.length) + self._overhead(header.opcode)),
+            first.wire_bytes.eq(_rounded(header.length) + self._overhead(m, header.opcode, "tx")),
             first.dest.eq(beat.dest),
             first.port.eq(self._port),
             self.on_tx_last.valid.eq(departs & beat.last),
@@ -406,7 +357,7 @@ class Wire(wiring.Component):
         ]
 
         beat, to_acks, kept = arriving.o.payload, Signal(), Signal()
-        m.d.comb += to_acks.eq(Mux(beat.first, beat.bth.opcode == RoceOpcode.ACK, kept))
+        m.d.comb += to_acks.eq(Mux(beat.first, is_response(beat.bth.opcode), kept))
         m.d.comb += [
             self.rx_acks.payload.eq(beat),
             self.rx_acks.valid.eq(arriving.o.valid & to_acks),

@@ -5,10 +5,11 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .config import NicTiming
+from .fence_gate import FenceGate
 from .formats.context import SqContext
 from .formats.dma import ReadLine, ReadRequest
 from .formats.events import Dropped, EventKind, Fetched, FetchRequested, RingSeen, Stall
-from .formats.op import Op, Piece, PushLine, Retirement, Ring
+from .formats.op import Landing, Op, Piece, PushLine, Retirement, Ring
 from .lib.delay import NOW_BITS, DelayLine, earliest
 from .lib.stream import connect
 from .lib.trace import Probe
@@ -26,8 +27,8 @@ PUSH_ROOM = 8
 
 
 class WqEngine(wiring.Component):
-    """Fetches WQEs that were rung, or takes them from their push, and decodes them into operations
-    and pieces.
+    """Fetches WQEs that were rung, or takes them from their push, and decodes them into operations,
+    pieces and landings.
 
     Work of one QP is done in order, that of several QPs in turns. See `WqScheduler` for what is
     fetched when, `WqeIntake` for how blocks become WQEs, and `WqeDecoder` for what a WQE means.
@@ -47,17 +48,22 @@ class WqEngine(wiring.Component):
         At most one per cycle; always taken.
     config : In(ConfigPort)
     recovery : In(RecoveryPort)
-        A QP that is held is not fetched any more; one that resumes may start again.
+        A QP that is held is not fetched any more; one that resumes may start again. An operation
+        that was fenced goes on.
     sq : Out(ContextPort(SqContext))
     requests : Out(stream of `ReadRequest`)
         Runs of whole blocks.
     ops : Out(stream of `Op`)
     pieces : Out(stream of `Piece`)
         Pieces of all operations, in order; an operation is offered no later than its first piece.
+        Those of one with a fence come after it has gone on.
+    landings : Out(stream of `Landing`)
+        Landings of all operations, in order; an operation is offered no later than its first one.
     now : In
         Cycle number.
     timing : In(NicTiming)
-        `wqe`, `fetch_blocks`, `window_blocks`, `qp_interval` and `total_interval` are looked at.
+        `wqe`, `fetch_blocks`, `window_blocks`, `qp_interval`, `total_interval` and `max_inline` are
+        looked at.
     quiet : Out(1)
         Nothing changes before `due` unless an input arrives. Blocks may be under way, QPs may be
         parked.
@@ -86,6 +92,7 @@ class WqEngine(wiring.Component):
                 "requests": Out(stream.Signature(ReadRequest)),
                 "ops": Out(stream.Signature(Op)),
                 "pieces": Out(stream.Signature(Piece)),
+                "landings": Out(stream.Signature(Landing)),
                 "now": In(NOW_BITS),
                 "timing": In(NicTiming),
                 "quiet": Out(1),
@@ -107,6 +114,7 @@ class WqEngine(wiring.Component):
         m.submodules.intake = intake = WqeIntake(self._structure)
         m.submodules.delay = delay = DelayLine(WqeBlock, self._structure.wqe_lines)
         m.submodules.decoder = decoder = self.decoder
+        m.submodules.gate = gate = FenceGate()
 
         connect(m, self.rings, scheduler.rings)
         connect(m, self.pushes, scheduler.pushes)
@@ -125,7 +133,9 @@ class WqEngine(wiring.Component):
         m.d.comb += scheduler.push_room.eq(held <= self._structure.wqe_lines - PUSH_ROOM)
 
         connect(m, decoder.ops, self.ops)
-        connect(m, decoder.pieces, self.pieces)
+        connect(m, decoder.pieces, gate.i)
+        connect(m, gate.o, self.pieces)
+        connect(m, decoder.landings, self.landings)
 
         m.d.comb += [
             scheduler.retired.valid.eq(self.retired.valid),
@@ -142,6 +152,8 @@ class WqEngine(wiring.Component):
             scheduler.timing.eq(self.timing),
             delay.latency.eq(self.timing.wqe),
             decoder.total_interval.eq(self.timing.total_interval),
+            decoder.max_inline.eq(self.timing.max_inline),
+            gate.passed.eq(self.recovery.unfenced),
         ]
         for block in (scheduler, intake):
             m.d.comb += [

@@ -1,4 +1,4 @@
-"""mlx5 WQEs into operations and pieces (decision 6)."""
+"""mlx5 WQEs into operations, pieces and landings (decision 6)."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
@@ -7,33 +7,37 @@ from amaranth.lib.wiring import In, Out
 from .config import ITEM_FRACTION
 from .formats import mlx5
 from .formats.events import EventKind, Stall, StallCause
-from .formats.layout import lanes, reverse_bytes
-from .formats.op import Op, Piece, Resume, Status, Verb
+from .formats.layout import lanes
+from .formats.op import Landing, Op, Piece, Resume, Status, Verb
 from .lib.delay import NOW_BITS
 from .lib.rate import RateMeter
 from .lib.stream import connect, skid
 from .lib.trace import Probe, StallMeter
 from .qp_table import QpTable
 from .wqe_intake import WqeBlock
+from .wqe_segments import DataSegment, WqeKind, decode_kind
 
 __all__ = ["WqeDecoder"]
 
-#: Key of a data segment of 0 bytes that ends the list.
-_END_OF_LIST_KEY = 0x100
+#: Lane of an atomic's operands in their block, behind control and remote address segment.
+_OPERANDS_LANE = 32
 
 
 class WqeDecoder(wiring.Component):
     """Collects the blocks of each WQE and decodes WQEs in the order in which they become whole.
 
-    NOP and WRITE are known. A WRITE has a control and a remote address segment, then data segments
-    and inline segments up to `ds` octowords; a data segment of 0 bytes contributes nothing and,
-    with key 0x100, ends the list. A WQE with another opcode, with ds 0, a WRITE with ds 1, one of
-    more than `wqe_blocks` blocks, with inline data beyond its end, or of 4 GiB or more gets the
-    status LOCAL_QP_OPERATION, length 0 and no pieces. Reserved bits are not looked at.
+    docs/verbs.md says which segments a verb has. Data segments, and inline segments where the verb
+    sends bytes, follow up to `ds` octowords; a data segment of 0 bytes contributes nothing and,
+    with key 0x100, ends the list. The operands of an atomic are one inline piece. A WQE that cannot
+    be executed gets a status, length 0, no pieces and no landings. It is LOCAL_QP_OPERATION for an
+    unknown opcode (or `opmod` of a masked atomic), ds 0, a `ds` that ends before the data segments
+    begin, more than `wqe_blocks` blocks, inline data beyond its end or where the verb sends none,
+    and 4 GiB or more; LOCAL_LENGTH for an atomic whose data segments have not just the 4 or 8 bytes
+    that it returns, and for more inline bytes than `max_inline`. Reserved bits are not looked at.
 
     Of a WQE that is executed again, the bytes of the packets that are already acknowledged are left
-    out: whole pieces, and the start of one. A WQE of a QP in error is not executed: it gets the
-    status FLUSHED.
+    out: whole pieces or landings, and the start of one. A WQE of a QP in error is not executed: it
+    gets the status FLUSHED.
 
     A WQE is walked twice, segment by segment: the first walk checks it and sums its length, the
     second emits.
@@ -47,14 +51,18 @@ class WqeDecoder(wiring.Component):
     blocks : In(stream of `WqeBlock`)
         Blocks of one QP in order; those of several QPs in any mixture.
     ops : Out(stream of `Op`)
-        One for each WQE, offered no later than its first piece.
+        One for each WQE, offered no later than its first piece or landing.
     pieces : Out(stream of `Piece`)
         Pieces of all WQEs, in the order of `ops`. Inline pieces lie within one line; `data` is
         their block.
+    landings : Out(stream of `Landing`)
+        Landings of all WQEs, in the order of `ops`.
     now : In
         Cycle number.
     total_interval : In(24)
         Cycles per WQE (fixed point), 0 for no ceiling.
+    max_inline : In(10)
+        Most inline bytes of a WQE; 0: any number.
     resume : In(`valid`, `payload`: Resume)
         The next WQE of that QP is executed again, but for the packets to be skipped.
     asked_qp : Out(12), failed : In(1)
@@ -70,8 +78,9 @@ class WqeDecoder(wiring.Component):
     ------
     A block that does not end its WQE takes 1 cycle. A block that ends it takes 1 cycle for each
     segment in the first walk and 1 for each segment or inline line in the second: 2 cycles for the
-    usual WQE with one segment in one block. Op and first piece are offered 2 cycles after the last
-    block of such a WQE was offered. The ceiling is met exactly on average while there is work.
+    usual WQE with one segment in one block. The operands of an atomic count as a segment. Op and
+    first piece are offered 2 cycles after the last block of such a WQE was offered. The ceiling is
+    met exactly on average while there is work.
     """
 
     def __init__(self, structure):
@@ -81,8 +90,10 @@ class WqeDecoder(wiring.Component):
                 "blocks": In(stream.Signature(WqeBlock)),
                 "ops": Out(stream.Signature(Op)),
                 "pieces": Out(stream.Signature(Piece)),
+                "landings": Out(stream.Signature(Landing)),
                 "now": In(NOW_BITS),
                 "total_interval": In(24),
+                "max_inline": In(10),
                 "resume": In(wiring.Signature({"valid": Out(1), "payload": Out(Resume)})),
                 "asked_qp": Out(12),
                 "failed": In(1),
@@ -96,129 +107,128 @@ class WqeDecoder(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.op_queue = op_queue = skid(Op)
-        m.submodules.piece_queue = piece_queue = skid(Piece)
-        m.submodules.rate = rate = RateMeter(ITEM_FRACTION, 24)
-        m.submodules.stall = stall = StallMeter(StallCause.TOTAL_RATE)
-        connect(m, op_queue.o, self.ops)
-        connect(m, piece_queue.o, self.pieces)
-        wiring.connect(m, stall.event, wiring.flipped(self.on_stall_rate))
+        m.submodules.op_queue = self._ops = skid(Op)
+        m.submodules.piece_queue = self._pieces = skid(Piece)
+        m.submodules.landing_queue = self._landings = skid(Landing)
+        connect(m, self._ops.o, self.ops)
+        connect(m, self._pieces.o, self.pieces)
+        connect(m, self._landings.o, self.landings)
 
-        # `emitting`: the second walk; `octoword` is where the walk stands; `inside`: within inline
-        # data that began in an earlier block.
+        # Where the walk stands: `fresh`, or at `octoword`, or (`inside`) within inline data that
+        # began in an earlier block. `emitting`: it is the second.
         head = self.blocks.payload
-        emitting, inside = Signal(), Signal()
-        octoword = Signal(6, init=2)
-        whole = Signal()
-        m.d.comb += whole.eq(self.blocks.valid & head.last)
+        self._emitting, self._fresh = Signal(), Signal(init=1)
+        self._inside, self._octoword = Signal(), Signal(6)
+        self._whole = Signal()
+        m.d.comb += self._whole.eq(self.blocks.valid & head.last)
+        block = self._collect(m, head, Mux(self._fresh, 0, self._octoword[2:]))
+        self._ctrl, self._raddr = lanes(mlx5.Ctrl, block, 0), lanes(mlx5.Raddr, block, 16)
 
-        block = self._collect(m, head, octoword)
-        segment = _Segment(m, block, octoword)
-        ctrl, raddr = lanes(mlx5.Ctrl, block, 0), lanes(mlx5.Raddr, block, 16)
-        m.d.comb += [self.ctrl.eq(ctrl), self.raddr.eq(raddr), self.data.eq(segment.fields)]
-        blocks = Signal(5)
-        m.d.comb += blocks.eq(Mux(head.ds == 0, 1, mlx5.blocks_of(head.ds)))
+        # What its control segment says is kept for the blocks behind.
+        decoded, kept = decode_kind(m, self._ctrl), Signal(WqeKind)
+        self._kind = kind = Signal(WqeKind)
+        m.d.comb += kind.eq(Mux(self._fresh, decoded, kept))
+        with m.If(self._whole & self._fresh):
+            m.d.sync += kept.eq(decoded)
+
+        # The segment there; an atomic's operands are the first.
+        place, self._next = Signal(6), Signal(7)
+        self._at_operands = Signal()
+        m.d.comb += [
+            place.eq(Mux(self._fresh, 1 + kind.addressed, self._octoword)),
+            self._at_operands.eq(self._fresh & (kind.operands != 0)),
+        ]
+        self._segment = segment = DataSegment(m, block, place[:2])
+        m.d.comb += [
+            self._next.eq(place + Mux(self._at_operands, kind.operands, segment.octowords)),
+            self.ctrl.eq(self._ctrl),
+            self.raddr.eq(self._raddr),
+            self.data.eq(segment.fields),
+        ]
 
         # Registers that the first walk leaves to the second: bytes still to be emitted, those of
         # them that are to be left out, and what is wrong with the WQE.
-        bytes_left, dropping, status = Signal(32), Signal(32), Signal(Status)
-        skip = self._skips(m, head)
-        at_start = Signal()
-        m.d.comb += at_start.eq((octoword == 2) & ~inside)
+        self._bytes_left, self._dropping, self._status = Signal(32), Signal(32), Signal(Status)
+        self._blocks = Signal(5)
+        m.d.comb += self._blocks.eq(Mux(head.ds == 0, 1, mlx5.blocks_of(head.ds)))
+        self._skip = self._skips(m, head)
+        self._check(m, head)
+        self._emit(m, head, block)
+        return m
 
-        # First walk.
-        checking = whole & ~emitting
+    def _check(self, m, head):
+        """The first walk."""
+        kind, segment = self._kind, self._segment
         malformed, nothing, ends = Signal(), Signal(), Signal()
-        is_write = ctrl.opcode == mlx5.WqeOpcode.WRITE
-        is_nop = ctrl.opcode == mlx5.WqeOpcode.NOP
-        summed, skipped, changed = Signal(33), Signal(32), Signal()
-        next_octoword = Signal(7)
+        is_nop = kind.verb == Verb.NOP
+        count, summed, skipped, changed = Signal(31), Signal(33), Signal(32), Signal()
         m.d.comb += [
             malformed.eq(
-                at_start
+                self._fresh
                 & (
                     (head.ds == 0)
-                    | (blocks > self._structure.wqe_blocks)
-                    | ~(is_write | is_nop)
-                    | (is_write & (head.ds < 2))
+                    | (self._blocks > self._structure.wqe_blocks)
+                    | ~kind.known
+                    | (~is_nop & (head.ds < 1 + kind.addressed + kind.operands))
                 )
             ),
-            nothing.eq(at_start & (is_nop | (head.ds == 2))),
-            next_octoword.eq(octoword + segment.octowords),
-            ends.eq(segment.ends_list | (next_octoword >= head.ds)),
-            summed.eq(bytes_left + segment.byte_count),
-            skipped.eq(skip << head.mtu_log2),
-            # Software has written another WQE where one is to be executed again.
-            changed.eq(ends & (skip != 0) & (skipped >= summed)),
-        ]
-        beyond = Signal()
-        m.d.comb += beyond.eq(
-            segment.inline & ((segment.byte_count > 1008) | (next_octoword > head.ds))
-        )
-        with m.If(checking):
-            with m.If(self.failed | malformed | nothing | beyond | summed[32] | changed):
-                m.d.sync += [
-                    bytes_left.eq(0),
-                    dropping.eq(0),
-                    emitting.eq(1),
-                    octoword.eq(2),
-                ]
-                with m.If(self.failed):
-                    m.d.sync += status.eq(Status.FLUSHED)
-                with m.Elif(malformed | ~nothing):
-                    m.d.sync += status.eq(Status.LOCAL_QP_OPERATION)
-                with m.Else():
-                    m.d.sync += status.eq(Status.SUCCESS)
-            with m.Else():
-                m.d.sync += [
-                    status.eq(Status.SUCCESS),
-                    bytes_left.eq(summed),
-                    dropping.eq(skipped),
-                    emitting.eq(ends),
-                    octoword.eq(Mux(ends, 2, next_octoword)),
-                ]
-
-        # Second walk: the operation goes with its first step, if the ceiling allows.
-        op_due, part_due, piece_due, fires = Signal(), Signal(), Signal(), Signal()
-        has_room, length = Signal(), Signal(32)
-        m.d.comb += [
-            op_due.eq(whole & emitting & at_start),
-            part_due.eq(
-                whole & emitting & (bytes_left != 0) & (inside | (segment.byte_count != 0))
+            nothing.eq(
+                self._fresh & (is_nop | ((head.ds == 1 + kind.addressed) & (kind.operands == 0)))
             ),
-            piece_due.eq(part_due & (dropping < length)),
-            has_room.eq((~op_due | op_queue.i.ready) & (~piece_due | piece_queue.i.ready)),
-            fires.eq(has_room & (~op_due | rate.open)),
-            op_queue.i.valid.eq(op_due & fires),
-            piece_queue.i.valid.eq(piece_due & fires),
-            stall.stalled.eq(op_due & has_room & ~rate.open),
-            rate.now.eq(self.now),
-            rate.cost.eq(self.total_interval),
-            rate.charge.eq(op_due & fires),
-            self._op_leaves.eq(op_due & fires),
+            ends.eq((~self._at_operands & segment.ends_list) | (self._next >= head.ds)),
+            count.eq(Mux(self._at_operands, 0, segment.byte_count)),
+            summed.eq(self._bytes_left + count),
+            skipped.eq(self._skip << head.mtu_log2),
+            # Software has written another WQE where one is to be executed again.
+            changed.eq(ends & (self._skip != 0) & (skipped >= summed)),
         ]
-
-        op = op_queue.i.payload
+        inline, inlined, inlining = Signal(), Signal(10), Signal(32)
+        misplaced, unfit = Signal(), Signal()
         m.d.comb += [
-            op.verb.eq(Mux(is_write, Verb.WRITE, Verb.NOP)),
-            op.qp.eq(head.qp),
-            op.wqe_index.eq(head.wqe_index),
-            op.blocks.eq(blocks),
-            # Completion always (2), or completion and event (3).
-            op.signaled.eq(ctrl.fm_ce_se[3]),
-            op.solicited.eq(ctrl.fm_ce_se[1]),
-            op.length.eq(bytes_left),
-            op.skip.eq(Mux(bytes_left != 0, skip, 0)),
-            op.raddr.eq(Mux(is_write, raddr.raddr, 0)),
-            op.rkey.eq(Mux(is_write, raddr.rkey, 0)),
-            op.vendor_opcode.eq(ctrl.opcode),
-            op.status.eq(status),
+            inline.eq(segment.inline & ~self._at_operands),
+            misplaced.eq(
+                inline & ((segment.byte_count > 1008) | (self._next > head.ds) | ~kind.inlines)
+            ),
+            inlining.eq(inlined + Mux(inline, segment.byte_count, 0)),
+            unfit.eq(
+                (ends & (kind.atomic_bytes != 0) & (summed != kind.atomic_bytes))
+                | ((self.max_inline != 0) & (inlining > self.max_inline))
+            ),
         ]
+        refused, over = Signal(), Signal()
+        m.d.comb += [
+            refused.eq(malformed | (~nothing & (misplaced | summed[32] | changed))),
+            over.eq(self.failed | refused | nothing | unfit),
+        ]
+        with m.If(self._whole & ~self._emitting):
+            m.d.sync += [
+                self._bytes_left.eq(Mux(over, 0, summed)),
+                self._dropping.eq(Mux(over, 0, skipped)),
+                self._emitting.eq(over | ends),
+                self._fresh.eq(over | ends),
+                self._octoword.eq(self._next),
+                inlined.eq(Mux(over | ends, 0, inlining)),
+                self._status.eq(Status.SUCCESS),
+            ]
+            with m.If(self.failed):
+                m.d.sync += self._status.eq(Status.FLUSHED)
+            with m.Elif(refused):
+                m.d.sync += self._status.eq(Status.LOCAL_QP_OPERATION)
+            with m.Elif(~nothing & unfit):
+                m.d.sync += self._status.eq(Status.LOCAL_LENGTH)
+
+    def _emit(self, m, head, block):
+        """The second walk: the operation goes with its first step, if the ceiling allows."""
+        m.submodules.rate = rate = RateMeter(ITEM_FRACTION, 24)
+        m.submodules.stall = stall = StallMeter(StallCause.TOTAL_RATE)
+        wiring.connect(m, stall.event, wiring.flipped(self.on_stall_rate))
+        ops, pieces, landings = self._ops.i, self._pieces.i, self._landings.i
+        kind, segment, inside = self._kind, self._segment, self._inside
+        bytes_left, dropping = self._bytes_left, self._dropping
 
         # Inline data is cut at the ends of blocks.
-        inline_left, run, lane = Signal(10), Signal(10), Signal(6)
-        room = Signal(7)
-        spills, last = Signal(), Signal()
+        inline_left, run, lane, room = Signal(10), Signal(10), Signal(6), Signal(7)
+        length, spills, last = Signal(32), Signal(), Signal()
         is_inline = inside | segment.inline
         m.d.comb += [
             lane.eq(Mux(inside, 0, segment.lane + 4)),
@@ -228,46 +238,127 @@ class WqeDecoder(wiring.Component):
             length.eq(Mux(spills, room, Mux(inside, inline_left, segment.byte_count))),
             last.eq(length == bytes_left),
         ]
-        piece = piece_queue.i.payload
+
+        emits, has_room, fires = Signal(), Signal(), Signal()
+        op_due, operands_due, part_due, part_goes = Signal(), Signal(), Signal(), Signal()
+        piece_due, landing_due = Signal(), Signal()
+        m.d.comb += [
+            emits.eq(self._whole & self._emitting),
+            op_due.eq(emits & self._fresh),
+            operands_due.eq(emits & self._at_operands & (bytes_left != 0)),
+            part_due.eq(
+                emits
+                & ~self._at_operands
+                & (bytes_left != 0)
+                & (inside | (segment.byte_count != 0))
+            ),
+            part_goes.eq(part_due & (dropping < length)),
+            piece_due.eq(operands_due | (part_goes & ~kind.lands)),
+            landing_due.eq(part_goes & kind.lands),
+            has_room.eq(
+                (~op_due | ops.ready)
+                & (~piece_due | pieces.ready)
+                & (~landing_due | landings.ready)
+            ),
+            fires.eq(has_room & (~op_due | rate.open)),
+            ops.valid.eq(op_due & fires),
+            pieces.valid.eq(piece_due & fires),
+            landings.valid.eq(landing_due & fires),
+            stall.stalled.eq(op_due & has_room & ~rate.open),
+            rate.now.eq(self.now),
+            rate.cost.eq(self.total_interval),
+            rate.charge.eq(op_due & fires),
+            self._op_leaves.eq(op_due & fires),
+        ]
+        self._fill_op(m, head, ops.payload)
+        self._fill_piece(m, head, block, pieces.payload, is_inline, lane, length, last)
+        landing = landings.payload
+        m.d.comb += [
+            landing.qp.eq(head.qp),
+            landing.wqe_index.eq(head.wqe_index),
+            landing.address.eq(segment.address + dropping),
+            landing.lkey.eq(segment.lkey),
+            landing.length.eq(length - dropping),
+            landing.last.eq(last),
+        ]
+
+        finished = Signal()
+        m.d.comb += finished.eq(emits & fires & ((bytes_left == 0) | (part_due & last)))
+        with m.If(finished):
+            m.d.sync += [self._emitting.eq(0), self._fresh.eq(1), inside.eq(0), bytes_left.eq(0)]
+        with m.Elif(emits & fires):
+            with m.If(part_due):
+                m.d.sync += [
+                    bytes_left.eq(bytes_left - length),
+                    dropping.eq(Mux(part_goes, 0, dropping - length)),
+                ]
+            m.d.sync += [
+                self._fresh.eq(0),
+                inside.eq(spills & ~self._at_operands),
+                inline_left.eq(run - room),
+            ]
+            with m.If(self._at_operands | ~(spills | inside)):
+                m.d.sync += self._octoword.eq(self._next)
+            with m.Elif(spills):
+                # On to the start of the next block.
+                octoword = Mux(self._fresh, 0, self._octoword[2:])
+                m.d.sync += self._octoword.eq(Cat(Const(0, 2), (octoword + 1)[:4]))
+            with m.Else():
+                m.d.sync += self._octoword.eq(self._octoword + ((inline_left + 15) >> 4))
+
+        # A block is done with when it is stored, or its WQE is finished.
+        queues = (self._ops, self._pieces, self._landings)
+        m.d.comb += [
+            self.blocks.ready.eq(~head.last | finished),
+            self.quiet.eq(
+                ~self.blocks.valid
+                & Cat(*(queue.empty for queue in queues)).all()
+                & ~stall.event.valid
+            ),
+        ]
+
+    def _fill_op(self, m, head, op):
+        kind, ctrl = self._kind, self._ctrl
+        m.d.comb += [
+            op.verb.eq(kind.verb),
+            op.qp.eq(head.qp),
+            op.wqe_index.eq(head.wqe_index),
+            op.blocks.eq(self._blocks),
+            # Completion always (2), or completion and event (3).
+            op.signaled.eq(ctrl.fm_ce_se[3]),
+            op.solicited.eq(ctrl.fm_ce_se[1]),
+            op.fence.eq(kind.fence),
+            op.length.eq(self._bytes_left),
+            op.imm.eq(Mux(kind.has_imm, ctrl.imm, 0)),
+            op.skip.eq(Mux(self._bytes_left != 0, self._skip, 0)),
+            op.raddr.eq(Mux(kind.addressed, self._raddr.raddr, 0)),
+            op.rkey.eq(Mux(kind.addressed, self._raddr.rkey, 0)),
+            op.vendor_opcode.eq(ctrl.opcode),
+            op.status.eq(self._status),
+        ]
+
+    def _fill_piece(self, m, head, block, piece, is_inline, lane, length, last):
+        kind, segment, dropping = self._kind, self._segment, self._dropping
         m.d.comb += [
             piece.inline.eq(is_inline),
             piece.address.eq(Mux(is_inline, lane, segment.address) + dropping),
             piece.lkey.eq(Mux(is_inline, 0, segment.lkey)),
             piece.length.eq(length - dropping),
             piece.last.eq(last),
+            piece.fence.eq(kind.fence),
             piece.mtu_log2.eq(head.mtu_log2),
             piece.qp.eq(head.qp),
             piece.wqe_index.eq(head.wqe_index),
             piece.data.eq(block),
         ]
-
-        finished = Signal()
-        m.d.comb += finished.eq(whole & emitting & fires & ((bytes_left == 0) | (part_due & last)))
-        with m.If(finished):
-            m.d.sync += [emitting.eq(0), inside.eq(0), octoword.eq(2), bytes_left.eq(0)]
-        with m.Elif(whole & emitting & fires):
-            with m.If(part_due):
-                m.d.sync += [
-                    bytes_left.eq(bytes_left - length),
-                    dropping.eq(Mux(piece_due, 0, dropping - length)),
-                ]
-            m.d.sync += [inside.eq(spills), inline_left.eq(run - room)]
-            with m.If(spills):
-                # On to the start of the next block.
-                m.d.sync += octoword.eq(Cat(Const(0, 2), (octoword[2:] + 1)[:4]))
-            with m.Elif(inside):
-                m.d.sync += octoword.eq(octoword + ((inline_left + 15) >> 4))
-            with m.Else():
-                m.d.sync += octoword.eq(next_octoword)
-
-        # A block is done with when it is stored, or its WQE is finished.
-        m.d.comb += [
-            self.blocks.ready.eq(~head.last | finished),
-            self.quiet.eq(
-                ~self.blocks.valid & op_queue.empty & piece_queue.empty & ~stall.event.valid
-            ),
-        ]
-        return m
+        with m.If(self._at_operands):
+            m.d.comb += [
+                piece.inline.eq(1),
+                piece.address.eq(_OPERANDS_LANE),
+                piece.lkey.eq(0),
+                piece.length.eq(16 * kind.operands),
+                piece.last.eq(1),
+            ]
 
     def _skips(self, m, head):
         """Packets that the WQE at work is to leave out; none once its operation is out."""
@@ -279,8 +370,8 @@ class WqeDecoder(wiring.Component):
         m.d.comb += self.asked_qp.eq(head.qp)
         return skips.read(head.qp)
 
-    def _collect(self, m, head, octoword):
-        """Stores blocks until their WQE is whole; returns the block in which `octoword` lies."""
+    def _collect(self, m, head, number):
+        """Stores blocks until their WQE is whole; returns block `number` of it."""
         depth = self._structure.wqe_blocks
         bits = (depth - 1).bit_length()
         m.submodules.parts = parts = memory.Memory(
@@ -288,7 +379,6 @@ class WqeDecoder(wiring.Component):
         )
         write, read = parts.write_port(), parts.read_port(domain="comb")
         qp = head.qp[: self._structure.qp_bits]
-        number = octoword[2:]
         block = Signal(512)
         m.d.comb += [
             write.addr.eq(Cat(head.block[:bits], qp)),
@@ -298,31 +388,3 @@ class WqeDecoder(wiring.Component):
             block.eq(Mux(number == head.block, head.data, read.data)),
         ]
         return block
-
-
-class _Segment:
-    """The segment that begins at an octoword of a block, read as data or inline segment.
-
-    Attributes: `fields` as a data segment, `inline`, `byte_count`, `lkey`, `address`, `lane` of its
-    first byte, `octowords` it takes, `ends_list`.
-    """
-
-    def __init__(self, m, block, octoword):
-        raw = Signal(128)
-        with m.Switch(octoword[:2]):
-            for place in range(4):
-                with m.Case(place):
-                    m.d.comb += raw.eq(block[128 * place : 128 * (place + 1)])
-        self.fields = fields = mlx5.Data(reverse_bytes(raw))
-        self.inline, self.byte_count = Signal(), Signal(31)
-        self.lkey, self.address = fields.lkey, fields.address
-        self.lane = Cat(Const(0, 4), octoword[:2])
-        self.octowords, self.ends_list = Signal(7), Signal()
-        m.d.comb += [
-            self.inline.eq(fields.byte_count[31]),
-            self.byte_count.eq(fields.byte_count[:31]),
-            self.octowords.eq(Mux(self.inline, (self.byte_count[:10] + 4 + 15) >> 4, 1)),
-            self.ends_list.eq(
-                ~self.inline & (self.byte_count == 0) & (self.lkey == _END_OF_LIST_KEY)
-            ),
-        ]

@@ -318,7 +318,7 @@ class TransportRig(Rig):
         """Packets that the WQEs of a QP make, as (opcode, payload, RETH), in order."""
         packets, psn = [], self.first_psn
         for index, wqe in self.expected[qp]:
-            op, pieces = reference_decode(wqe, qp=qp, wqe_index=index, mtu_log2=8)
+            op, pieces, _ = reference_decode(wqe, qp=qp, wqe_index=index, mtu_log2=8)
             if op["verb"] != 1 or op["status"]:
                 continue
             raw = b"".join(
@@ -334,7 +334,6 @@ class TransportRig(Rig):
                 raddr=op["raddr"],
                 rkey=op["rkey"],
                 ack_every=self.ack_every,
-                solicited=op["solicited"],
                 dest_qp=self.peer_qpn(qp),
                 dest=1,
                 qp=qp,

@@ -9,16 +9,18 @@ from support_wqe import (
     blocks,
     data_segment,
     inline_segment,
-    load_vectors,
     nop,
+    real_wqes,
     reference_decode,
+    verb_wqe,
     write_wqe,
 )
 
 from hw.config import ITEM_FRACTION, Structure
 from hw.formats.context import ConfigWrite, SqContext, Table
 from hw.formats.events import DropReason
-from hw.formats.op import Retirement
+from hw.formats.op import Retirement, Verb
+from hw.opcodes import ATOMICS
 from hw.qp_context import QpContext
 from hw.wq_engine import WqEngine
 
@@ -56,7 +58,16 @@ class Engine(Rig):
         def wrap(m, engine):
             m.submodules.contexts = contexts
             wiring.connect(m, engine.sq, contexts.sq)
+            # A requester that never holds an operation.
+            op = engine.ops.payload
             m.d.comb += [
+                engine.recovery.unfenced.eq(
+                    engine.ops.valid
+                    & engine.ops.ready
+                    & op.fence
+                    & (op.length != 0)
+                    & (op.verb != Verb.READ)
+                ),
                 contexts.config.valid.eq(engine.config.valid),
                 contexts.config.payload.eq(engine.config.payload),
             ]
@@ -162,15 +173,16 @@ class Engine(Rig):
 
     def finish(self, cycles=4000, more=0):
         """Runs until every posted WQE was decoded, nothing is left to put in, and `more` cycles."""
-        pieces = sum(len(self.reference(*wqe)[1]) for wqe in self.expected)
+        works = [self.reference(*wqe) for wqe in self.expected]
+        wanted = {"ops": len(works), "pieces": sum(len(work[1]) for work in works)}
+        wanted["landings"] = sum(len(work[2]) for work in works)
         done = None
 
         def finished():
             nonlocal done
             if (
                 done is None
-                and len(self.taken["ops"]) >= len(self.expected)
-                and len(self.taken["pieces"]) >= pieces
+                and all(len(self.taken[name]) >= count for name, count in wanted.items())
                 and not any(self._waiting.values())
             ):
                 done = self.cycle
@@ -179,15 +191,18 @@ class Engine(Rig):
         self.run(cycles, finished)
 
     def check(self):
-        """Operations are those of the reference for each QP, pieces in the order of operations."""
+        """Operations are those of the reference for each QP, pieces and landings in the order of
+        operations.
+        """
         wanted = {}
         for qp, index, wqe in self.expected:
             wanted.setdefault(qp, []).append(self.reference(qp, index, wqe))
-        pieces = []
+        pieces, landings = [], []
         for op in self.items("ops"):
-            expected_op, expected_pieces = wanted[op["qp"]].pop(0)
+            expected_op, expected_pieces, expected_landings = wanted[op["qp"]].pop(0)
             assert op == expected_op
             pieces += expected_pieces
+            landings += expected_landings
         assert not any(wanted.values()), "WQEs without an operation"
         got = [
             piece
@@ -196,6 +211,7 @@ class Engine(Rig):
             for piece in self.items("pieces")
         ]
         assert got == pieces
+        assert self.items("landings") == landings
 
     def drops(self):
         return [DropReason(event["reason"]) for _, event in self.events["on_dropped"]]
@@ -205,30 +221,26 @@ def small(number=0, **options):
     return write_wqe(data_segment(0x7000_0000 + 64 * number, 64), raddr=number, **options)
 
 
-def split(raw):
-    """WQEs of a run of blocks: a vector may be more than one."""
-    while raw:
-        size = 64 * max(1, -(-(raw[7] & 63) // 4))
-        yield raw[:size]
-        raw = raw[size:]
-
-
 def test_wqes_of_real_software_decode():
+    """All but those of other services and WAIT; a vector may be more than one WQE."""
     rig = Engine(start=5, depth_log2=8)
-    for name in ("rdma_core_mlx5_post_send", "nvshmem_ibgda", "nccl_gin_gdaki_doca_gpunetio"):
-        seen = set()
-        for vector in load_vectors()[name]["vectors"]:
-            if vector["name"] not in seen and "wqe" in vector and len(vector["wqe"]) % 128 == 0:
-                seen.add(vector["name"])
-                for wqe in split(bytes.fromhex(vector["wqe"])):
-                    rig.post(0, wqe)
-    assert len(rig.expected) > 30
+    wqes = real_wqes()
+    for _, wqe in wqes:
+        rig.post(0, wqe)
+    assert len(wqes) > 50
     rig.ring(0)
-    rig.finish()
+    rig.finish(8000)
     rig.check()
-    lengths = {op["length"] for op in rig.items("ops")}
-    assert {4, 8, 12, 28, 29, 32, 64, 92, 128, 300, 1 << 20} <= lengths
-    assert {op["status"] for op in rig.items("ops")} == {0, 2}
+    ops = rig.items("ops")
+    assert {op["status"] for op in ops} == {0}
+    assert {op["verb"] for op in ops} == {verb.value for verb in Verb}
+    lengths = {op["length"] for op in ops}
+    assert {0, 1, 4, 8, 12, 16, 28, 29, 32, 64, 92, 128, 256, 4096, 7408, 1 << 20} <= lengths
+    named = {name: op for (name, _), op in zip(wqes, ops, strict=True)}
+    assert named["send_imm_64B_solicited"]["imm"] == 0x11223344
+    assert [name for name, op in named.items() if op["fence"]] == ["dump_1B_fence"]
+    landing = {Verb.READ, *ATOMICS}
+    assert len(rig.items("landings")) == sum(Verb(op["verb"]) in landing for op in ops) > 10
 
 
 ODD_WQES = {
@@ -266,6 +278,43 @@ ODD_WQES = {
     "ds_1": small(ds=1),
     "largest": write_wqe(*(data_segment(i, i) for i in range(61))),
     "largest_inline": write_wqe(inline_segment(bytes(i % 251 for i in range(61 * 16 - 4)))),
+    "imm_of_nothing": verb_wqe(0x09, imm=0x11223344, flags=0x0A),
+    "imm_inline": verb_wqe(0x09, inline_segment(bytes(range(100))), imm=0xFFFFFFFF),
+    "send_of_nothing": verb_wqe(0x0A),
+    "send_2_blocks": verb_wqe(0x0A, inline_segment(bytes(range(90))), data_segment(1, 7)),
+    "send_imm": verb_wqe(0x0B, data_segment(1, 7), data_segment(8, 9), imm=5, flags=2),
+    "send_of_no_octowords": verb_wqe(0x0A, ds=0),
+    "read_of_nothing": verb_wqe(0x10),
+    "read_3_segments": verb_wqe(
+        0x10, data_segment(1, 7), data_segment(8, 0), data_segment(9, 4096), flags=0x48
+    ),
+    "read_inline": verb_wqe(0x10, data_segment(1, 7), inline_segment(b"x")),
+    "read_without_address": verb_wqe(0x10, ds=1),
+    "compare_swap": verb_wqe(0x11, bytes(range(16)), data_segment(1, 8)),
+    "fetch_add": verb_wqe(0x12, bytes(range(16)), data_segment(1, 8), opmod=0x77),
+    "fetch_add_in_parts": verb_wqe(
+        0x12, bytes(range(16)), data_segment(1, 5), data_segment(0, 0), data_segment(9, 3)
+    ),
+    "fetch_add_of_4": verb_wqe(0x12, bytes(16), data_segment(1, 4)),
+    "fetch_add_without_data": verb_wqe(0x12, bytes(16)),
+    "fetch_add_without_operands": verb_wqe(0x12),
+    "fetch_add_whose_operands_look_inline": verb_wqe(0x12, b"\xff" * 16, data_segment(1, 8)),
+    "fetch_add_whose_operands_end_a_list": verb_wqe(
+        0x12, data_segment(5, 0, lkey=0x100), data_segment(1, 8)
+    ),
+    "masked_add_4": verb_wqe(0x15, bytes(range(16)), data_segment(1, 4), opmod=8),
+    "masked_add_4_of_8": verb_wqe(0x15, bytes(range(16)), data_segment(1, 8), opmod=8),
+    "masked_add_8": verb_wqe(0x15, bytes(range(16)), data_segment(1, 8), opmod=9),
+    "masked_swap_4": verb_wqe(0x14, bytes(range(16)), data_segment(1, 4), opmod=8),
+    "masked_swap_8": verb_wqe(0x14, bytes(range(32)), data_segment(1, 8), opmod=9),
+    "masked_swap_8_without_data": verb_wqe(0x14, bytes(range(32)), opmod=9),
+    "masked_swap_8_without_masks": verb_wqe(0x14, bytes(range(16)), opmod=9),
+    "masked_swap_of_no_size": verb_wqe(0x14, bytes(range(16)), data_segment(1, 8)),
+    "masked_add_inline": verb_wqe(0x15, bytes(16), inline_segment(bytes(8)), opmod=9),
+    "dump": verb_wqe(0x23, data_segment(1, 1), flags=0x48),
+    "dump_of_nothing": verb_wqe(0x23),
+    "dump_inline": verb_wqe(0x23, inline_segment(bytes(8))),
+    "wait": verb_wqe(0x0F, bytes(16)),
     "more_than_4_gib": write_wqe(*(data_segment(i, 0x7FFFFFFF) for i in range(3))),
 }
 
@@ -510,9 +559,19 @@ def random_wqe(rng):
         return rng.choice(list(ODD_WQES.values()))
     if kind < 0.1:
         return nop()
+    if kind < 0.2:
+        return verb_wqe(
+            0x14,
+            rng.randbytes(32),
+            data_segment(rng.getrandbits(48), 8),
+            opmod=9,
+            raddr=rng.getrandbits(64),
+            flags=rng.getrandbits(8),
+        )
+    opcode = rng.choice((0x08, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x23))
     segments = []
     for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6))):
-        if rng.random() < 0.4:
+        if opcode not in (0x10, 0x23) and rng.random() < 0.4:
             segments.append(inline_segment(rng.randbytes(rng.choice((1, 8, 12, 28, 29, 60, 130)))))
         else:
             segments.append(
@@ -522,8 +581,13 @@ def random_wqe(rng):
                     rng.choice((1, 0x100, 0xFFFFFFFF)),
                 )
             )
-    return write_wqe(
-        *segments, raddr=rng.getrandbits(64), rkey=rng.getrandbits(32), flags=rng.getrandbits(8)
+    return verb_wqe(
+        opcode,
+        *segments,
+        raddr=rng.getrandbits(64),
+        rkey=rng.getrandbits(32),
+        imm=rng.getrandbits(32),
+        flags=rng.getrandbits(8),
     )
 
 

@@ -15,10 +15,13 @@ __all__ = [
     "DATA_OFFSET",
     "END_OF_LIST_KEY",
     "INLINE_FLAG",
+    "OPMOD_MASKED_4",
+    "OPMOD_MASKED_8",
     "SOLICITED",
     "UAR_BF_SIZE",
     "UAR_PAGE_BYTES",
     "UAR_REGISTER_OFFSET",
+    "Atomic",
     "Cqe",
     "CqeError",
     "CqeOpcode",
@@ -27,6 +30,10 @@ __all__ = [
     "Doorbell",
     "DoorbellRecord",
     "InlineHeader",
+    "MaskedCompareSwap4",
+    "MaskedCompareSwap8",
+    "MaskedFetchAdd4",
+    "MaskedFetchAdd8",
     "Raddr",
     "WqeOpcode",
     "blocks_of",
@@ -40,6 +47,9 @@ CE_ALWAYS = 0x08
 SOLICITED = 0x02
 #: Bit 31 of a data segment's first word: inline data follows.
 INLINE_FLAG = 0x80000000
+#: `opmod` of a masked atomic: it works on 4 or on 8 bytes.
+OPMOD_MASKED_4 = 0x08
+OPMOD_MASKED_8 = 0x09
 #: UAR page: registers from 0x800, two BlueFlame halves of 256 B used in turn.
 UAR_PAGE_BYTES = 4096
 UAR_REGISTER_OFFSET = 0x800
@@ -90,7 +100,7 @@ class Ctrl:
     ds: 6
     signature: 8
     dci_channel: 16
-    #: Fence mode [7:5], completion [3:2], solicited [1].
+    #: Fence mode [7:5] (0 none), completion [3:2], solicited [1].
     fm_ce_se: 8
     imm: 32
 
@@ -132,6 +142,68 @@ class InlineHeader:
 
 
 assert size(InlineHeader) == 4
+
+
+@network
+class Atomic:
+    """Operands of an atomic on 8 bytes."""
+
+    #: Value to swap in, or to add.
+    swap_add: 64
+    compare: 64
+
+
+assert size(Atomic) == 16
+
+
+@network
+class MaskedFetchAdd4:
+    """Operands of a masked fetch-and-add on 4 bytes."""
+
+    add: 32
+    #: Bits that carry nothing into the next.
+    boundary: 32
+    _0: 64
+
+
+assert size(MaskedFetchAdd4) == 16
+
+
+@network
+class MaskedFetchAdd8:
+    """Operands of a masked fetch-and-add on 8 bytes."""
+
+    add: 64
+    boundary: 64
+
+
+assert size(MaskedFetchAdd8) == 16
+
+
+@network
+class MaskedCompareSwap4:
+    """Operands of a masked compare-and-swap on 4 bytes."""
+
+    swap: 32
+    compare: 32
+    swap_mask: 32
+    compare_mask: 32
+
+
+assert size(MaskedCompareSwap4) == 16
+
+
+@network
+class MaskedCompareSwap8:
+    """Operands of a masked compare-and-swap on 8 bytes: two octowords."""
+
+    swap: 64
+    compare: 64
+    swap_mask: 64
+    compare_mask: 64
+
+
+assert size(MaskedCompareSwap8) == 32
 
 
 @network
