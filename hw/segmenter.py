@@ -125,9 +125,10 @@ class Segmenter(wiring.Component):
     local read (DUMP) takes none and is cut into silent packets.
 
     An operation waits, and with it those of all QPs, while there is no room for it, while its
-    landings are not there, while it has a fence and READs or atomics of its QP are outstanding, and while it is one of these and as many
-    as the QP may have are. If its QP recovers, it does not wait for the latter two, but passes in
-    silence, as does all that follows until the QP restarts: no PSN, no place in any list.
+    landings are not there, while it has a fence and READs or atomics of its QP are outstanding, and
+    while it is one of these and as many as the QP may have are. If its QP recovers, it does not
+    wait for the latter two, but passes in silence, as does all that follows until the QP restarts:
+    no PSN, no place in any list.
 
     Behind an operation with a status, and in a QP in error, operations are flushed: they send
     nothing and wait for no other; if pieces come for them, their packets are silent.

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from support_requests import ATOMICS, Reads, gathered_bytes, is_sent, request_packets
 from support_roce import (
     PSN_MASK,
     ContextTable,
@@ -11,22 +12,22 @@ from support_roce import (
     ack_beat,
     context_writes,
     normal,
-    write_packets,
+    packet_beats,
 )
-from support_streams import Bench, Sink, Source, pack
+from support_streams import Bench, Sink, Source, pack, unpack
 
 from hw.config import NicTiming, Structure
 from hw.formats.context import ConfigWrite, Table, TxContext
 from hw.formats.events import DropReason
 from hw.formats.op import Retirement, Status, Verb
-from hw.formats.roce import RoceOpcode
+from hw.formats.roce import Reth, RoceOpcode
 from hw.requester import Requester
 
 STRUCTURE = Structure(qps=4, window_blocks=16)
 MTU = 256
 
 
-def contexts_of(qps=4, start_psn=0, mtu_log2=8):
+def contexts_of(qps=4, start_psn=0, mtu_log2=8, max_reads=16):
     return {
         qp: {
             "valid": 1,
@@ -36,6 +37,7 @@ def contexts_of(qps=4, start_psn=0, mtu_log2=8):
             "start_psn": (start_psn + 7 * qp) & PSN_MASK,
             "mtu_log2": mtu_log2,
             "port": qp & 1,
+            "max_reads": max_reads,
         }
         for qp in range(qps)
     }
@@ -52,17 +54,10 @@ def op(qp, index, length=0, **fields):
         "raddr": 0x2000_0000_1000 + 4096 * index,
         "rkey": 0x77 + qp,
         "vendor_opcode": 8,
+        "imm": 0xDEAD_0000 + index,
         "status": Status.SUCCESS,
         **fields,
     }
-
-
-def sends(item):
-    return item["verb"] == Verb.WRITE and item["status"] == Status.SUCCESS
-
-
-def bytes_of(item):
-    return random.Random(item["qp"] << 16 | item["wqe_index"]).randbytes(item["length"])
 
 
 def ref_packets(ops, contexts, ack_every=0):
@@ -77,26 +72,25 @@ def ref_packets(ops, contexts, ack_every=0):
         ends[qp].append((item, Status.FLUSHED if qp in stopped else item["status"]))
         if item["status"] != Status.SUCCESS:
             stopped.add(qp)
-        if not sends(item):
+        mtu = 1 << contexts[qp]["mtu_log2"]
+        if not is_sent(item):
+            dropped = gathered_bytes(item, mtu)
+            runs = [dropped[at : at + mtu] for at in range(0, len(dropped), mtu)]
+            gathered += [packet_beats(0, 0, run) for run in runs]
             continue
-        new = write_packets(
-            bytes_of(item),
-            1 << contexts[qp]["mtu_log2"],
+        new, after = request_packets(
+            item,
+            mtu,
             psns[qp],
-            raddr=item["raddr"],
-            rkey=item["rkey"],
             ack_every=ack_every,
-            solicited=item.get("solicited", 0),
             dest_qp=contexts[qp]["peer_qpn"],
             dest=contexts[qp]["peer_node"],
             port=contexts[qp]["port"],
-            qp=qp,
-            wqe_index=item["wqe_index"],
         )
         gathered += new
         if qp not in stopped:
             packets += new
-            psns[qp] = (psns[qp] + len(new)) & PSN_MASK
+            psns[qp] = after
     return packets, gathered, ends
 
 
@@ -110,7 +104,9 @@ def payload_lines(packets):
 
 
 class Run:
-    """One requester. `answer(cycle, beat)` gives the (cycle, ACK) pairs to send for a beat."""
+    """One requester. `answer(cycle, beat)` gives the (cycle, ACK) pairs to send for a beat;
+    `expected` is how many beats leave, where not all do; `watch(run)` gives further drivers.
+    """
 
     def __init__(
         self,
@@ -132,6 +128,8 @@ class Run:
         structure=STRUCTURE,
         configs=(),
         starts=None,
+        expected=None,
+        watch=lambda run: [],
     ):
         self.dut = dut = Requester(structure)
         packets, gathered, self.ends = ref_packets(ops, contexts, ack_every)
@@ -152,6 +150,9 @@ class Run:
             if answer:
                 self.acks.items.extend(answer(cycle, beat))
 
+        self.reads = Reads(
+            dut.reads, self.acks, {context["qpn"]: qp for qp, context in contexts.items()}
+        )
         self.packets = Sink(dut.packets, stall, seed + 3, on_beat)
         self.completions = Sink(
             dut.completions, stall if completions_stall is None else completions_stall, seed + 4
@@ -171,16 +172,17 @@ class Run:
                 self.ops,
                 self.lines,
                 self.acks,
+                self.reads,
                 self.packets,
                 self.completions,
                 self.retired,
+                *watch(self),
             ],
             {"timing": timing(tx, ack_every)},
             skip=skip,
         )
-        self.bench.run(
-            limit, lambda: len(self.packets.items) == len(self.expected) and done(self), tail=20
-        )
+        beats = len(self.expected) if expected is None else expected
+        self.bench.run(limit, lambda: len(self.packets.items) == beats and done(self), tail=20)
         self.start = start
 
     @property
@@ -196,13 +198,17 @@ def timing(tx, ack_every=0):
 
 
 def acknowledge(contexts, delay=10, skip=lambda beat: False):
-    """ACKs the last beat of each packet that asks for it."""
+    """ACKs the last beat of each packet that asks for it, of a READ the last response."""
     qpns = {context["peer_qpn"]: context["qpn"] for context in contexts.values()}
 
     def answer(cycle, beat):
         headers = beat["bth"]
         if beat["last"] and headers["ack_request"] and not skip(beat):
-            return [(cycle + delay, ack_beat(headers["psn"], dest_qp=qpns[headers["dest_qp"]]))]
+            psn = headers["psn"]
+            if headers["opcode"] == RoceOpcode.READ_REQUEST.value:
+                asked = unpack(Reth, beat["ext"])["length"]
+                psn = psn + max(1, -(-asked // MTU)) - 1 & PSN_MASK
+            return [(cycle + delay, ack_beat(psn, dest_qp=qpns[headers["dest_qp"]]))]
         return []
 
     return answer
@@ -215,17 +221,22 @@ def random_ops(seed, count, qps=4):
     ops = []
     for _ in range(count):
         qp = rng.randrange(qps)
-        kind = rng.random()
+        verb = rng.choice((Verb.WRITE, Verb.WRITE, *Verb))
         fields = {
+            "verb": verb,
             "signaled": rng.randrange(2),
             "blocks": rng.randrange(1, 5),
             "solicited": rng.randrange(2),
+            "fence": int(rng.random() < 0.2),
         }
-        if kind < 0.1:
-            fields.update(verb=Verb.NOP, vendor_opcode=0)
-        elif kind < 0.15:
+        length = rng.choice(lengths)
+        if verb == Verb.NOP:
+            length = 0
+        elif verb in ATOMICS:
+            length = rng.choice((4, 8)) if verb.name.startswith("MASKED") else 8
+        if rng.random() < 0.03:
             fields.update(status=Status.LOCAL_QP_OPERATION)
-        length = 0 if kind < 0.1 else rng.choice(lengths)
+            length = 0
         ops.append(op(qp, indices[qp], length, **fields))
         indices[qp] = (indices[qp] + fields["blocks"]) & 0xFFFF
     return ops
@@ -267,6 +278,9 @@ def test_packets_and_retirement_match_reference(seed, idle, stall, ack_every):
         assert [c for c in run.completions.words if c["qp"] == qp] == [
             {
                 "qp": qp,
+                "receive": 0,
+                "received": 0,
+                "imm": 0,
                 "wqe_index": item["wqe_index"],
                 "vendor_opcode": item["vendor_opcode"],
                 "length": item["length"],
@@ -499,6 +513,8 @@ def test_skipping_quiet_cycles_changes_nothing():
             answer=acknowledge(contexts, 90),
             idle=0.9,
             done=all_retired(ops),
+            # An operation that waits for READs is offered in every cycle.
+            starts=[10 + 250 * number for number in range(len(ops))],
             lines=lambda packets: [(70 * i, line) for i, line in enumerate(payload_lines(packets))],
         )
         return (
