@@ -5,7 +5,7 @@ import random
 from fractions import Fraction
 
 import pytest
-from support_roce import Pulses, Recorder, ack_beat, normal, write_packets
+from support_roce import Pulses, Recorder, ack_beat, normal, packet_beats, write_packets
 from support_streams import Bench, Sink, Source, pack
 
 from hw.config import FaultTiming, Structure, WireTiming, byte_interval
@@ -16,15 +16,38 @@ from hw.wire import Wire
 STRUCTURE = Structure(wire_beats=128)
 FIRST, OTHER, ACK = 98, 82, 86
 ALWAYS = (1 << 32) - 1
+#: Bytes between BTH and payload, by hand: RETH 16, ImmDt 4, AETH 4. Of an AtomicETH (28), 16 are
+#: the beat's payload; of an AtomicAckETH all.
+HEADERS = {
+    RoceOpcode.SEND_LAST_IMM: 4,
+    RoceOpcode.SEND_ONLY_IMM: 4,
+    RoceOpcode.WRITE_FIRST: 16,
+    RoceOpcode.WRITE_ONLY: 16,
+    RoceOpcode.WRITE_LAST_IMM: 4,
+    RoceOpcode.WRITE_ONLY_IMM: 20,
+    RoceOpcode.READ_REQUEST: 16,
+    RoceOpcode.READ_RESPONSE_FIRST: 4,
+    RoceOpcode.READ_RESPONSE_LAST: 4,
+    RoceOpcode.READ_RESPONSE_ONLY: 4,
+    RoceOpcode.ATOMIC_ACK: 4,
+    RoceOpcode.COMPARE_SWAP: 12,
+    RoceOpcode.FETCH_ADD: 12,
+    RoceOpcode.MASKED_COMPARE_SWAP: 12,
+    RoceOpcode.MASKED_FETCH_ADD: 12,
+    RoceOpcode.SEND_LAST_INV: 4,
+    RoceOpcode.SEND_ONLY_INV: 4,
+    RoceOpcode.UD_SEND_ONLY: 8,
+}
+#: What a responder sends.
+RESPONSES = {0x0D, 0x0E, 0x0F, 0x10, 0x11, 0x12}
 
 
 def charged(packet):
     """Bytes that the wire charges for a packet."""
-    opcode = packet[0]["bth"]["opcode"]
+    opcode = RoceOpcode(packet[0]["bth"]["opcode"])
     if opcode == RoceOpcode.ACK:
         return ACK
-    overhead = FIRST if opcode in (RoceOpcode.WRITE_FIRST, RoceOpcode.WRITE_ONLY) else OTHER
-    return overhead + (packet[0]["length"] + 3) // 4 * 4
+    return OTHER + HEADERS.get(opcode, 0) + (packet[0]["length"] + 3) // 4 * 4
 
 
 def span(size, gbps):
@@ -183,6 +206,26 @@ def test_wire_rate_is_exact_over_many_packets(gbps, lengths):
     ]
 
 
+def test_every_opcode_is_charged_by_its_headers():
+    packets = [
+        packet_beats(opcode, number, bytes(length), dest_qp=0x1502)
+        for number, opcode in enumerate(RoceOpcode)
+        # An ACK has no payload.
+        for length in ((0,) if opcode == RoceOpcode.ACK else (0, 100))
+    ]
+    run = Run(flat(packets), gbps=200, expect=len(flat(packets)))
+    wanted = [charged(packet) for packet in packets]
+    assert [event["wire_bytes"] for event in run.bench.of("on_tx_first")] == wanted
+    total, expected = 0, []
+    for size in wanted:
+        total += size
+        expected.append(run.requests.taken[0][0] + math.ceil(span(total, 200)))
+    assert all(
+        0 <= cycle - exact <= 1
+        for cycle, exact in zip(run.cycles_of("on_tx_last"), expected, strict=True)
+    )
+
+
 @pytest.mark.parametrize("seed,idle", [(1, 0), (2, 0.3), (3, 0.7)])
 def test_packets_are_not_interleaved_and_acks_go_first(seed, idle):
     packets = requests_of([8, 300, 2000, 0, 500, 64] * 3, seed=seed)
@@ -245,6 +288,17 @@ def test_fault_slots_drop_what_they_name(faults, lost):
         assert faults[event["info"] & 0xFF][0] != 0 and faults[event["info"] & 0xFF][3] == 1
 
 
+def test_what_a_responder_sends_is_no_request_for_faults():
+    packets = [
+        packet_beats(opcode, number, bytes(number % 3 * 60), dest_qp=0x1502)
+        for number, opcode in enumerate(RoceOpcode)
+    ]
+    is_response = [packet[0]["bth"]["opcode"].value in RESPONSES for packet in packets]
+    for match, kept in ((2, is_response), (3, [not response for response in is_response])):
+        run = Run(flat(packets), faults=[(match, 0, ALWAYS, 0)])
+        assert run.beats == flat([p for p, keep in zip(packets, kept, strict=True) if keep])
+
+
 def test_lost_packets_cost_neither_wire_time_nor_credits():
     packets = requests_of([1024] * 6)
     run = Run(flat(packets), gbps=100, credits=16, faults=[(1, 1, 5, 0)], expect=16)
@@ -279,10 +333,19 @@ def test_no_credits_no_beats():
 
 
 def arrivals_of(seed=1):
+    """WRITEs, ACKs and READ responses of several beats, and one packet of each other opcode."""
     rng, packets = random.Random(seed), []
     for i, packet in enumerate(requests_of([8, 0, 500, 64, 2000, 65] * 2, seed=seed)):
         packets.append(packet)
         packets += [[ack_beat(i, dest_qp=0x1234)] for _ in range(rng.randrange(3))]
+        if i % 3 == 0:
+            packets.append(
+                packet_beats(
+                    RoceOpcode.READ_RESPONSE_MIDDLE, i, rng.randbytes(200 + i), dest_qp=0x1234
+                )
+            )
+    for i, opcode in enumerate(RoceOpcode):
+        packets.append(packet_beats(opcode, i, rng.randbytes(i * 5), dest_qp=0x1234))
     return packets
 
 
@@ -312,7 +375,7 @@ def test_arrivals_are_parted_by_kind_and_kept_in_order(stall):
     packets = arrivals_of(3)
     beats = flat(packets)
     run = Run(arrivals=list(enumerate(beats)), stall=stall, rx=10)
-    is_ack = [packet[0]["bth"]["opcode"] == RoceOpcode.ACK for packet in packets]
+    is_ack = [packet[0]["bth"]["opcode"].value in RESPONSES for packet in packets]
     assert [normal(b) for b in run.rx_acks.words] == flat(
         [p for p, ack in zip(packets, is_ack, strict=True) if ack]
     )
