@@ -281,6 +281,7 @@ def test_packets_and_retirement_match_reference(seed, idle, stall, ack_every):
                 "receive": 0,
                 "received": 0,
                 "imm": 0,
+                "solicited": 0,
                 "wqe_index": item["wqe_index"],
                 "vendor_opcode": item["vendor_opcode"],
                 "length": item["length"],
