@@ -36,7 +36,7 @@ def gathered_bytes(op, mtu):
 
 
 def is_sent(op):
-    return op["status"] == Status.SUCCESS and op["verb"] not in (Verb.NOP, Verb.DUMP)
+    return Status(op["status"]) == Status.SUCCESS and Verb(op["verb"]) not in (Verb.NOP, Verb.DUMP)
 
 
 def response_packets(length, mtu):
@@ -44,12 +44,14 @@ def response_packets(length, mtu):
     return max(1, -(-length // mtu))
 
 
-def request_packets(op, mtu, psn, *, ack_every=0, **header):
+def request_packets(op, mtu, psn, *, payload=None, ack_every=0, **header):
     """(packets, next PSN) of an operation that is sent; the first has PSN `psn`.
 
-    `op` is a dict of an `Op`; what it skips is not sent, and comes before `psn`.
+    `op` is a dict of an `Op`; what it skips is not sent, and comes before `psn`. `payload` is what
+    was gathered for it, if that is not `gathered_bytes`.
     """
-    verb, payload, skip = op["verb"], gathered_bytes(op, mtu), op.get("skip", 0)
+    verb, skip = op["verb"], op.get("skip", 0)
+    payload = gathered_bytes(op, mtu) if payload is None else payload
     header |= {"qp": op["qp"], "wqe_index": op["wqe_index"]}
     reth = {"va": op["raddr"], "rkey": op["rkey"], "length": op["length"]}
     if verb == Verb.READ:

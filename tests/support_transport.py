@@ -1,5 +1,5 @@
-"""Work-queue engine, gatherer and requester together, with a peer in Python that packets and
-acknowledgements may miss.
+"""Work-queue engine, gatherer, requester and landing together, with a peer in Python that packets
+and acknowledgements may miss.
 """
 
 import random
@@ -7,13 +7,17 @@ import random
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
-from support_rig import Rig, pack
-from support_roce import PSN_MASK, ack_beat, write_packets
+from support_requests import is_sent, request_packets, response_packets
+from support_rig import Rig, pack, unpack
+from support_roce import PSN_MASK, ack_beat, packet_beats
 from support_wqe import blocks, reference_decode
 
 from hw.config import Structure
 from hw.formats.context import ConfigWrite, SqContext, Table, TxContext
+from hw.formats.op import Verb
+from hw.formats.roce import Aeth, Reth, RoceOpcode
 from hw.gather import Gather
+from hw.landing import ResponseLanding
 from hw.lib.delay import NOW_BITS, earliest
 from hw.lib.stream import connect
 from hw.lib.trace import probes
@@ -27,6 +31,9 @@ STRUCTURE = Structure(qps=4, window_blocks=16, wqe_lines=64, payload_lines=128)
 #: Cycle from which rings come; the contexts are there.
 START = 20
 MTU = 256
+#: Opcode of a READ, and of all requests that are answered with bytes.
+_READ, _READS = 0x0C, {0x0C, 0x13, 0x14, 0xD3, 0xD4}
+_ACK = 0x1F << 24
 #: Cycles of the shortest ACK timeout (exponent 1), and of RNR code 1.
 TIMEOUT, RNR = 400, 100
 
@@ -37,9 +44,9 @@ class Transport(wiring.Component):
     def __init__(self, structure):
         self._engine, self._requester = WqEngine(structure), Requester(structure)
         self._gather = Gather(structure, reads_span_packets=True)
-        self._contexts = QpContext(structure)
-        self._blocks = (self._engine, self._gather, self._requester)
-        engine, gather, requester = (block.signature.members for block in self._blocks)
+        self._contexts, self._landing = QpContext(structure), ResponseLanding(structure)
+        self._blocks = (self._engine, self._gather, self._requester, self._landing)
+        engine, gather, requester, landing = (block.signature.members for block in self._blocks)
         super().__init__(
             {
                 "payload_requests": gather["requests"],
@@ -47,8 +54,11 @@ class Transport(wiring.Component):
                 **{name: engine[name] for name in ("rings", "pushes", "requests", "lines")},
                 **{
                     name: requester[name]
-                    for name in ("packets", "acks", "completions", "config", "timing", "now")
+                    for name in ("packets", "completions", "config", "timing", "now")
                 },
+                "acks": landing["responses"],
+                "land_writes": landing["writes"],
+                "land_lines": landing["lines"],
                 "quiet": Out(1),
                 "due": Out(NOW_BITS),
                 **{
@@ -61,7 +71,7 @@ class Transport(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        engine, gather, requester = self._blocks
+        engine, gather, requester, landing = self._blocks
         m.submodules.contexts = contexts = self._contexts
         for number, block in enumerate(self._blocks):
             m.submodules[f"block_{number}"] = block
@@ -81,20 +91,25 @@ class Transport(wiring.Component):
             (engine.ops, requester.ops),
             (gather.payload, requester.payload),
             (requester.packets, here.packets),
-            (here.acks, requester.acks),
+            (engine.landings, landing.landings),
+            (here.acks, landing.responses),
+            (landing.acks, requester.acks),
+            (landing.writes, here.land_writes),
+            (landing.lines, here.land_lines),
             (requester.completions, here.completions),
         ):
             connect(m, source, sink)
         wiring.connect(m, requester.recovery, engine.recovery)
+        wiring.connect(m, requester.reads, landing.reads)
         m.d.comb += [
             engine.retired.valid.eq(requester.retired.valid),
             engine.retired.payload.eq(requester.retired.payload),
-            self.quiet.eq(engine.quiet & gather.quiet & requester.quiet),
+            self.quiet.eq(engine.quiet & gather.quiet & requester.quiet & landing.quiet),
             self.due.eq(earliest(m, [engine.due, requester.due])),
         ]
         for block in (engine, requester):
             m.d.comb += [block.timing.eq(self.timing), block.now.eq(self.now)]
-        for block in (engine, requester, contexts):
+        for block in (engine, requester, landing, contexts):
             m.d.comb += [
                 block.config.valid.eq(self.config.valid),
                 block.config.payload.eq(self.config.payload),
@@ -119,6 +134,7 @@ class Peer:
     psns : {dest QPN: first PSN}
     qpns : {dest QPN: QPN of the requester}
     faults : callable(direction, qpn, psn, rng) -> "", "drop", "duplicate"
+        Directions are "request" and "ack"; an answer with bytes of a READ or an atomic is an ack.
     refuse : {(dest QPN, packets executed): syndromes}
         What it answers to that packet instead of executing it, time after time; then it does.
     """
@@ -133,7 +149,7 @@ class Peer:
         self.naks = []
 
     def receive(self, packet):
-        """Answers, as (delay, ACK beat)."""
+        """Answers, as (delay, beat); those of a packet one after the other."""
         header = packet[0]["bth"]
         qpn, psn = header["dest_qp"], header["psn"]
         fate = self.faults("request", qpn, psn, self.random)
@@ -142,36 +158,68 @@ class Peer:
         answers = self._execute(qpn, psn, packet)
         if fate == "duplicate":
             answers += self._execute(qpn, psn, packet)
-        return [answer for each in answers for answer in self._answer(qpn, *each)]
+        return [answer for each in answers for answer in self._answer(qpn, each)]
+
+    def _respond(self, qpn, psn, packet):
+        """Packets that answer one that was executed."""
+        header, dest = packet[0]["bth"], self.qpns[qpn]
+        if header["opcode"] not in _READS:
+            return [ack_beat(psn, dest_qp=dest)] if header["ack_request"] else []
+        reth = unpack(Reth, packet[0]["ext"])
+        if header["opcode"] != _READ:
+            # What it finds never changes here: a duplicate finds it, too.
+            value = bytes_at(reth["va"], 8)
+            return [packet_beats(0x12, psn, value, ext=_ACK, dest_qp=dest)]
+        raw, last = bytes_at(reth["va"], reth["length"]), response_packets(reth["length"], MTU) - 1
+        return [
+            packet_beats(
+                0x10 if last == 0 else {0: 0x0D, last: 0x0F}.get(number, 0x0E),
+                psn + number,
+                raw[MTU * number : MTU * number + MTU],
+                ext=_ACK,
+                dest_qp=dest,
+            )
+            for number in range(last + 1)
+        ]
 
     def _execute(self, qpn, psn, packet):
         ahead = (psn - self.expected[qpn]) & PSN_MASK
+        dest = {"dest_qp": self.qpns[qpn]}
         if ahead >> 23:
-            return [((self.expected[qpn] - 1) & PSN_MASK, 0x1F)]
+            if packet[0]["bth"]["opcode"] in _READS:
+                return self._respond(qpn, psn, packet)
+            return [ack_beat(self.expected[qpn] - 1, **dest)]
         if ahead:
             if self.nak_sent[qpn]:
                 return []
             self.nak_sent[qpn] = True
-            return [(self.expected[qpn], 0x60)]
+            return [ack_beat(self.expected[qpn], syndrome=0x60, **dest)]
         refusals = self.refuse.get((qpn, len(self.executed[qpn])))
         if refusals:
             syndrome, *rest = refusals
             self.refuse[qpn, len(self.executed[qpn])] = rest
             # What follows is out of order, but no reason for a NAK of its own.
             self.nak_sent[qpn] = True
-            return [(psn, syndrome)]
+            return [ack_beat(psn, syndrome=syndrome, **dest)]
         self.nak_sent[qpn] = False
         self.executed[qpn].append(packet)
-        self.expected[qpn] = (psn + 1) & PSN_MASK
-        return [(psn, 0x1F)] if packet[0]["bth"]["ack_request"] else []
+        taken = 1
+        if packet[0]["bth"]["opcode"] == _READ:
+            taken = response_packets(unpack(Reth, packet[0]["ext"])["length"], MTU)
+        self.expected[qpn] = (psn + taken) & PSN_MASK
+        return self._respond(qpn, psn, packet)
 
-    def _answer(self, qpn, psn, syndrome):
+    def _answer(self, qpn, answer):
+        beats = answer if isinstance(answer, list) else [answer]
+        psn = beats[0]["bth"]["psn"]
         fate = self.faults("ack", qpn, psn, self.random)
-        if syndrome != 0x1F:
-            self.naks.append((qpn, psn, syndrome))
-        beat = ack_beat(psn, dest_qp=self.qpns[qpn], syndrome=syndrome)
+        if beats[0]["bth"]["opcode"] == RoceOpcode.ACK:
+            syndrome = unpack(Aeth, beats[0]["ext"])["syndrome"]
+            if syndrome != 0x1F:
+                self.naks.append((qpn, psn, syndrome))
         times = {"drop": 0, "duplicate": 2}.get(fate, 1)
-        return [(self.random.randrange(*self.delay), beat) for _ in range(times)]
+        delays = [self.random.randrange(*self.delay) for _ in range(times)]
+        return [(delay, beat) for delay in delays for beat in beats]
 
 
 class TransportRig(Rig):
@@ -253,6 +301,7 @@ class TransportRig(Rig):
             "ack_timeout": 1,
             "retry_count": 7,
             "rnr_retry": 7,
+            "max_reads": 16,
             **self.context,
         }
         for table, shape, fields in (
@@ -319,7 +368,7 @@ class TransportRig(Rig):
         packets, psn = [], self.first_psn
         for index, wqe in self.expected[qp]:
             op, pieces, _ = reference_decode(wqe, qp=qp, wqe_index=index, mtu_log2=8)
-            if op["verb"] != 1 or op["status"]:
+            if not is_sent(op):
                 continue
             raw = b"".join(
                 piece["data"].to_bytes(64, "little")[piece["address"] :][: piece["length"]]
@@ -327,19 +376,15 @@ class TransportRig(Rig):
                 else bytes_at(piece["address"], piece["length"])
                 for piece in pieces
             )
-            new = write_packets(
-                raw,
+            new, psn = request_packets(
+                op | {"verb": Verb(op["verb"])},
                 MTU,
                 psn,
-                raddr=op["raddr"],
-                rkey=op["rkey"],
+                payload=raw,
                 ack_every=self.ack_every,
                 dest_qp=self.peer_qpn(qp),
                 dest=1,
-                qp=qp,
-                wqe_index=index,
             )
-            psn += len(new)
             packets += new
         return packets
 
