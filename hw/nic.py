@@ -13,6 +13,7 @@ from .formats.op import Completion
 from .formats.roce import WireBeat
 from .formats.tlp import ReadBeat
 from .gather import Gather
+from .landing import ResponseLanding
 from .lib.arbiter import Arbiter
 from .lib.delay import NOW_BITS, earliest
 from .lib.stream import connect
@@ -36,7 +37,15 @@ READERS = {
     "receive_read": (192, 64),
 }
 #: DMA engines, in the order of their numbers in `DMA_LEDGER`.
-ENGINES = ("wqe_read", "payload_read", "write", "response_read", "atomic_read", "receive_read")
+ENGINES = (
+    "wqe_read",
+    "payload_read",
+    "write",
+    "response_read",
+    "atomic_read",
+    "receive_read",
+    "landing",
+)
 
 LEDGER = Probe(EventKind.DROPPED, Dropped)
 
@@ -89,6 +98,7 @@ class Nic(wiring.Component):
         self.wq_engine = WqEngine(structure)
         self.gather = Gather(structure, reads_span_packets=True)
         self.requester = Requester(structure)
+        self.landing = ResponseLanding(structure)
         self.responder = Responder(structure)
         self.receive_queue = ReceiveQueue(structure)
         self.cq_engine = CqEngine(structure)
@@ -129,7 +139,7 @@ class Nic(wiring.Component):
             tags_cause=StallCause.WQE_TAGS,
             lines_cause=StallCause.WQE_LINES,
         )
-        self.write = DmaWrite(clients=2)
+        self.write = DmaWrite(clients=3)
         self.wires = [Wire(structure, port) for port in range(structure.ports)]
         #: Name and block, in the order of the data path.
         self.blocks = {
@@ -140,6 +150,7 @@ class Nic(wiring.Component):
             "payload_read": self.payload_read,
             "requester": self.requester,
             **{of_port("wire", port): wire for port, wire in enumerate(self.wires)},
+            "landing": self.landing,
             "responder": self.responder,
             "response_read": self.response_read,
             "atomic_read": self.atomic_read,
@@ -172,14 +183,17 @@ class Nic(wiring.Component):
         connect(m, self.gather.payload, self.requester.payload)
         self._to_wires(m, self.requester.packets, [wire.requests for wire in self.wires])
 
-        # What comes in is placed and acknowledged, or acknowledges.
+        # What comes in is placed and answered, or it answers.
         self._from_wires(
             m, "arrived", [wire.rx_requests for wire in self.wires], self.responder.packets
         )
         self._to_wires(m, self.responder.acks, [wire.acks for wire in self.wires])
         self._from_wires(
-            m, "acknowledged", [wire.rx_acks for wire in self.wires], self.requester.acks
+            m, "answered", [wire.rx_acks for wire in self.wires], self.landing.responses
         )
+        connect(m, self.wq_engine.landings, self.landing.landings)
+        wiring.connect(m, self.requester.reads, self.landing.reads)
+        connect(m, self.landing.acks, self.requester.acks)
 
         # A retired WQE frees its window and, if signalled, becomes a CQE; so does a receive WQE.
         m.d.comb += [
@@ -209,8 +223,9 @@ class Nic(wiring.Component):
         # NIC.
         connect(m, self.receive_queue.writes, self.write.requests[0])
         connect(m, self.receive_queue.lines_out, self.write.lines[0])
-        connect(m, self.cq_engine.writes, self.write.requests[1])
-        connect(m, self.cq_engine.lines, self.write.lines[1])
+        for client, block in ((1, self.cq_engine), (2, self.landing)):
+            connect(m, block.writes, self.write.requests[client])
+            connect(m, block.lines, self.write.lines[client])
         connect(m, self.write.posted, self.up.posted)
 
         self._reads(m)

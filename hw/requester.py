@@ -198,7 +198,7 @@ class Requester(wiring.Component):
             delay.o.ready.eq(taken & last),
             retirer.sent.valid.eq(sends & last),
             retirer.sent.qp.eq(packet.qp),
-            retirer.sent.psn.eq(packet.psn),
+            retirer.sent.psn.eq(packet.last_psn),
             reth.va.eq(packet.va),
             reth.rkey.eq(packet.rkey),
             reth.length.eq(packet.message_length),

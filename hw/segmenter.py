@@ -18,6 +18,8 @@ class Packet(data.Struct):
 
     opcode: 8
     psn: 24
+    #: The PSN up to which it asks for an answer: of a READ that of the last packet of its response.
+    last_psn: 24
     #: Payload bytes.
     length: 13
     ack_request: 1
@@ -267,6 +269,7 @@ class Segmenter(wiring.Component):
             ]
         last_psn = self._start(m)
         self._packet(m)
+        m.d.comb += self.packets.payload.last_psn.eq(Mux(self._is_read, last_psn, self._psn))
 
         # Next PSNs, and who has stopped or was silenced.
         context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
@@ -278,7 +281,7 @@ class Segmenter(wiring.Component):
                 Mux(configuring, self.config.payload.index, Mux(setting, self.restart.qp, op.qp))
             ),
         ]
-        after = Mux(self._is_read, last_psn, self._psn) + 1
+        after = self.packets.payload.last_psn + 1
         psns.write(
             target,
             Mux(configuring, context.start_psn, Mux(setting, self.restart.psn, after)),

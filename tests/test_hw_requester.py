@@ -118,6 +118,7 @@ class Run:
         seed=1,
         tx=5,
         ack_every=0,
+        ack_unit=0,
         answer=None,
         acks=(),
         lines=None,
@@ -178,7 +179,7 @@ class Run:
                 self.retired,
                 *watch(self),
             ],
-            {"timing": timing(tx, ack_every)},
+            {"timing": timing(tx, ack_every, ack_unit)},
             skip=skip,
         )
         beats = len(self.expected) if expected is None else expected
@@ -193,8 +194,8 @@ class Run:
         return [event["wqe_index"] for event in self.bench.of("on_retired") if event["qp"] == qp]
 
 
-def timing(tx, ack_every=0):
-    return pack(NicTiming, {"tx": tx, "ack_every_packet": ack_every})
+def timing(tx, ack_every=0, ack_unit=0):
+    return pack(NicTiming, {"tx": tx, "ack_every_packet": ack_every, "ack_unit": ack_unit})
 
 
 def acknowledge(contexts, delay=10, skip=lambda beat: False):

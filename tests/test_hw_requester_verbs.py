@@ -17,6 +17,7 @@ from test_hw_requester import (
     random_ops,
 )
 
+from hw.config import TIMER_FRACTION
 from hw.formats.context import Table, TxContext
 from hw.formats.op import Status, Verb
 from hw.formats.roce import Reth, RoceOpcode
@@ -296,3 +297,27 @@ def test_unfenced_is_told_once_for_each_fenced_operation_with_pieces():
     # WRITE, DUMP, FETCH_ADD, SEND, and the one behind the error, whose pieces are dropped.
     assert len(told[0].items) == 5
     assert run.retired_of(0) == [item["wqe_index"] for item in ops]
+
+
+@pytest.mark.parametrize("came", [1, 2, 3])
+def test_a_read_times_out_while_a_part_of_its_response_is_missing(came):
+    """All of its PSNs have left with its one packet."""
+    contexts = contexts_of(1)
+    contexts[0] |= {"ack_timeout": 1, "retry_count": 7}
+    acks = [(100, ack_beat(psn, dest_qp=0x500)) for psn in range(came)]
+    held = []
+
+    def watch(run):
+        held.append(Recorder(run.dut.recovery.hold.valid))
+        return held
+
+    run = Run(
+        [op(0, 0, 3 * MTU, verb=Verb.READ)],
+        contexts,
+        acks=acks,
+        ack_unit=200 << TIMER_FRACTION,
+        done=lambda run: run.bench.cycle > 900,
+        watch=watch,
+    )
+    assert len(run.acks.taken) == came
+    assert bool(held[0].items) == (came < 3)

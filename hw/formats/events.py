@@ -94,7 +94,8 @@ class DropReason(enum.Enum, shape=8):
     CQ_UNKNOWN = 10
     #: A DMA engine got bytes that it did not ask for, or lines that do not fit their request.
     #: `info` is the engine: 0 WQE reads, 1 payload reads, 2 writes, 3 reads for READs of the peers,
-    #: 4 for their atomics, 5 for receive WQEs. Never in a sound machine.
+    #: 4 for their atomics, 5 for receive WQEs; 6 is `landing`, where an operation has other
+    #: landings than bytes. Never in a sound machine.
     DMA_LEDGER = 11
     #: A later piece of a push that came in several writes: its WQE is fetched. Not an error.
     PUSH_PIECE = 12
