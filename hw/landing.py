@@ -344,7 +344,7 @@ class ResponseLanding(wiring.Component):
     def _hand_on(self, m):
         """To the retirer: the ACK of what has landed, or what the packet's first beat becomes."""
         ack, judgement = self.acks.payload, self._judgement
-        verdict, aeth = judgement.verdict, Signal(Aeth)
+        verdict, aeth = judgement.verdict, data.View(Aeth, ack.ext[:32])
         self._hands = Signal()
         m.d.comb += [
             self._hands.eq(
@@ -357,27 +357,30 @@ class ResponseLanding(wiring.Component):
                 )
             ),
             self.acks.valid.eq(self._done | self._hands),
-            aeth.syndrome.eq(ACK_SYNDROME),
         ]
         with m.If(self._done):
             m.d.comb += [
                 ack.bth.opcode.eq(RoceOpcode.ACK),
                 ack.bth.dest_qp.eq(self._landed.qpn),
                 ack.bth.psn.eq(self._landed.psn),
-                ack.ext.eq(aeth),
+                aeth.syndrome.eq(ACK_SYNDROME),
             ]
         with m.Elif(self._hands):
             m.d.comb += ack.eq(self.responses.payload)
+            with m.If(verdict != ResponseVerdict.PASS):
+                m.d.comb += [
+                    ack.data.eq(0),
+                    ack.count.eq(0),
+                    ack.length.eq(0),
+                    ack.ext.eq(0),
+                    aeth.syndrome.eq(_MISFIT),
+                ]
             with m.If(verdict == ResponseVerdict.GAP):
                 m.d.comb += [
                     aeth.syndrome.eq(_SEQUENCE_NAK),
                     ack.bth.opcode.eq(RoceOpcode.ACK),
                     ack.bth.psn.eq(judgement.psn),
                 ]
-            with m.Elif(verdict == ResponseVerdict.MISFIT):
-                m.d.comb += aeth.syndrome.eq(_MISFIT)
-            with m.If(verdict != ResponseVerdict.PASS):
-                m.d.comb += [ack.ext.eq(aeth), ack.data.eq(0), ack.count.eq(0), ack.length.eq(0)]
         m.d.comb += [ack.first.eq(1), ack.last.eq(1)]
         with m.If(self._hands):
             m.d.sync += [self._kept.eq(~self.acks.ready), self._judged.eq(judgement)]
