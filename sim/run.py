@@ -23,6 +23,7 @@ from hw.config import Structure
 from . import build as builder
 from . import timeline, trace
 from .job import EVENTS_FILE, Job, MemoryCheck, Messages, Status, parse_progress
+from .joins import connections_of
 from .launch import Ended, launch
 from .limits import ceilings, limiter
 from .names import STATUSES
@@ -30,6 +31,7 @@ from .progress import Progress
 from .result import PathResult, build_result, validate
 from .scenario import Scenario
 from .schema import BadInput
+from .statistics import group_stats
 from .waves.dump import Dump, prepare
 from .waves.layout import Layout
 from .waves.request import WaveRequest
@@ -286,7 +288,7 @@ def _outcome(
         log = trace.Events(np.zeros(0, trace.RECORD), path)
     messages = _load(Messages, work)
     planned = messages.columns if messages else _planned(scenario)
-    table = timeline.timeline(log, planned, timeline.connections_of(scenario.plan))
+    table = timeline.timeline(log, planned, connections_of(scenario.plan))
     status = _load(Status, work)
     incomplete, died = "", ""
     if ended is None:
@@ -382,7 +384,7 @@ def _groups(
         rows: Any = np.array(
             [place[number] for number in group.messages if number in place], np.int64
         )
-        stats = timeline.group_stats(table, rows)
+        stats = group_stats(table, rows)
         stats["count"] = len(group.messages)
         limits = ceilings(scenario, path, group)
         groups.append(

@@ -30,8 +30,8 @@ from hw.formats.tlp import MarkKind, Port, TlpClass
 
 from . import addresses
 from .hang import hang_report
+from .joins import ABSENT, Joins, columns, connections_of, join, sending_port
 from .names import COUNTERS, DIRECTIONS, LINKS
-from .timeline import ABSENT, Joins, columns, connections_of, join, sending_port
 
 __all__ = ["MOST", "Rules", "Verdict", "judge"]
 

@@ -14,11 +14,10 @@ from hw.formats.events import EventKind
 from hw.formats.tlp import BAR_SHIFT, MarkKind, Port, TlpClass
 from sim import addresses, image
 from sim.closed_form import completion_tlps, packets, read_tlps, write_tlps
-from sim.names import COUNTERS
+from sim.names import COUNTERS, LANDMARKS
 from sim.paths import PATHS
 from sim.result import validate
 from sim.scenario import load
-from sim.timeline import LANDMARKS
 
 BOTH = ("gda_minimal", "ibrc")
 ALL = tuple(PATHS)
