@@ -9,9 +9,10 @@ from hw.formats.events import DropReason, EventKind, StallCause
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import MarkKind, TlpClass
 from sim import reference
+from sim.court import MOST
 from sim.job import Difference, MemoryCheck, QueueState, Status
 from sim.names import COUNTERS, LINK_FIELDS, LINKS, STATUSES, VIOLATIONS
-from sim.scoreboard import MOST, Rules, judge
+from sim.scoreboard import Rules, judge
 from sim.timeline import timeline
 
 DONE = Status(ended="done", cycles=10_000, wall_s=1.0)
