@@ -14,7 +14,7 @@ from hw.config import ConfigError
 
 from .paths import PATHS
 from .schema import show
-from .sections import DATA_BYTES, HOST_SUFFIX, Operation, Region, Workload
+from .work import DATA_BYTES, HOST_SUFFIX, Operation, Region, Workload
 
 if TYPE_CHECKING:
     from .scenario import Scenario

@@ -34,12 +34,10 @@ from .sections import (
     GpuConfig,
     MemorySizes,
     NodesConfig,
-    Operation,
     ProxyConfig,
     QueueConfig,
-    Region,
-    Workload,
 )
+from .work import Operation, Region, Workload
 
 __all__ = ["LISTS", "SCHEMA", "TABLES", "Scenario", "load", "loads"]
 

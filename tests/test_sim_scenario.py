@@ -13,7 +13,8 @@ from sim.paths import PATHS
 from sim.plan import wqe_blocks
 from sim.scenario import load, loads
 from sim.schema import BadInput, show
-from sim.sections import FOREVER, Fault, Region, Workload
+from sim.sections import FOREVER, Fault
+from sim.work import Region, Workload
 
 HEAD = """
 schema = "bellwire.scenario/1"
