@@ -1,0 +1,202 @@
+"""Whether software and hardware can do what a scenario asks for; else which key must change."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hw.config import ConfigError
+
+from .paths import PATHS
+from .placement import LINE
+from .schema import show
+from .work import Operation, Region, Workload
+
+if TYPE_CHECKING:
+    from .scenario import Scenario
+
+__all__ = ["abilities", "depths", "inside", "reservations"]
+
+
+def inside(
+    scenario: "Scenario", regions: tuple[Region, ...], ends: dict[tuple[int, str], int]
+) -> None:
+    """Every operation and workload lies in a region that exists."""
+    known = {(region.node, region.name): region for region in regions}
+
+    def check(
+        key: str, entry: Workload | Operation, node: int, region: str, offset: int, end: int
+    ) -> None:
+        remote = "remote_" if node == entry.peer else ""
+        names = [name for owner, name in known if owner == node]
+        if region not in names:
+            raise ConfigError(
+                f"{key}.{remote}region",
+                region,
+                f"no such region at node {node}; allowed " + ", ".join(map(show, names)),
+            )
+        if end > known[node, region].size:
+            raise ConfigError(
+                f"{key}.{remote}offset",
+                offset,
+                f"allowed within region {show(region)} of node {node}, "
+                f"{known[node, region].size} bytes; this ends at {end}",
+            )
+
+    proxied = [path for path in scenario.paths if PATHS[path].proxied]
+    if proxied:
+        entries = [(f"op.{i}", op) for i, op in enumerate(scenario.operations)]
+        entries += [(f"workload.{i}", work) for i, work in enumerate(scenario.workloads)]
+        for key, entry in entries:
+            name = entry.target if isinstance(entry, Workload) else entry.remote_region
+            target = known.get((entry.peer, name))
+            if target and target.memory != "gpu":
+                given = "remote_region" if name == entry.remote_region else "remote_memory"
+                raise ConfigError(
+                    f"{key}.{given}",
+                    getattr(entry, given),
+                    f"allowed GPU memory on path {proxied[0]}",
+                )
+
+    for index, op in enumerate(scenario.operations):
+        same = (op.node, op.region) == (op.peer, op.remote_region)
+        if same and abs(op.offset - op.remote_offset) < op.size:
+            raise ConfigError(
+                f"op.{index}.remote_offset",
+                op.remote_offset,
+                f"allowed outside of what is read, {op.offset} to {op.offset + op.size - 1}",
+            )
+        check(f"op.{index}", op, op.node, op.region, op.offset, op.offset + op.size)
+        check(
+            f"op.{index}",
+            op,
+            op.peer,
+            op.remote_region,
+            op.remote_offset,
+            op.remote_offset + op.size,
+        )
+    for index, work in enumerate(scenario.workloads):
+        check(
+            f"workload.{index}",
+            work,
+            work.node,
+            work.source,
+            work.offset,
+            ends[work.node, work.source] - LINE,
+        )
+        check(
+            f"workload.{index}",
+            work,
+            work.peer,
+            work.target,
+            work.remote_offset,
+            ends[work.peer, work.target] - LINE,
+        )
+
+
+def abilities(scenario: "Scenario") -> None:
+    """Every path can do what the work asks for."""
+    for index, work in enumerate(scenario.workloads):
+        for path in map(PATHS.get, scenario.paths):
+            assert path
+            if work.scope not in path.scopes:
+                raise ConfigError(
+                    f"workload.{index}.scope",
+                    work.scope,
+                    f"allowed {', '.join(map(show, path.scopes))} on path {path.name}",
+                )
+            if work.scalar and not path.scalars:
+                raise ConfigError(
+                    f"workload.{index}.scalar", True, f"allowed false on path {path.name}"
+                )
+            inlined = path.inline_max(scenario)
+            if work.scalar and path.inlines and max(work.size) > inlined:
+                raise ConfigError(
+                    "gpu.inline_max_bytes",
+                    inlined,
+                    f"allowed at least {max(work.size)}, as path {path.name} inlines scalars",
+                )
+            if path.reserves and work.full_warps and work.qps > 1 and work.qp_by == "producer":
+                raise ConfigError(
+                    f"workload.{index}.qp_by",
+                    work.qp_by,
+                    f'allowed "warp" or "cta" on path {path.name}, where 32 threads act as one',
+                )
+    reserving = next((name for name in scenario.paths if PATHS[name].reserves), None)
+    if reserving and scenario.queues.cq != "collapsed":
+        raise ConfigError("nic.cq", scenario.queues.cq, f'allowed "collapsed" on path {reserving}')
+
+
+def reservations(scenario: "Scenario") -> None:
+    """Nobody who waits for free blocks holds back the doorbell of what fills them."""
+    if not any(PATHS[path].reserves for path in scenario.paths):
+        return
+    threads = {(op.node, op.peer, op.producer) for op in scenario.operations}
+    warps = any(work.full_warps for work in scenario.workloads) or len(threads) >= 32
+    most, depth = 32 if warps else 1, scenario.queues.sq_depth
+    if most > depth:
+        raise ConfigError(
+            "nic.sq_depth", depth, f"allowed at least {most}, what a warp reserves at once"
+        )
+    # Rung is at least what was published up to the last multiple of a batch; whoever reserves
+    # waits for blocks that lie `depth` below the end of his own.
+    batch = scenario.gpu.num_requests_in_batch
+    if most + batch - 1 > depth:
+        raise ConfigError(
+            "gpu.num_requests_in_batch",
+            batch,
+            f"allowed up to {depth - most + 1}: sq_depth is {depth}, up to {most} are reserved at "
+            "once, and a full queue must have been rung",
+        )
+
+
+def depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
+    """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is
+    smaller than a request.
+    """
+    depth, cq_depth = scenario.queues.sq_depth, scenario.queues.cq_depth
+    rings = any(PATHS[path].cq_entries(scenario) > 1 for path in scenario.paths)
+    if rings and cq_depth < depth:
+        raise ConfigError(
+            "nic.cq_depth", cq_depth, f"allowed at least {depth}, sq_depth: each WQE may need a CQE"
+        )
+    for index, work in enumerate(scenario.workloads):
+        for path in scenario.paths:
+            blocks = max(blocks_of(size, path) for size in work.size)
+            for key in ("batch", "signaled_every"):
+                if getattr(work, key) * blocks > depth:
+                    raise ConfigError(
+                        f"workload.{index}.{key}",
+                        getattr(work, key),
+                        f"allowed up to {depth // blocks}: sq_depth is {depth}, WQEs take {blocks}",
+                    )
+            # Unsignalled WQEs of all producers of a QP must leave room for one that is signalled.
+            sharing = -(-work.producers // work.qps)
+            most = (depth // blocks - 1) // sharing + 1
+            loose = work.batch == 1 and not PATHS[path].own_signals
+            if loose and work.signaled_every > most:
+                raise ConfigError(
+                    f"workload.{index}.signaled_every",
+                    work.signaled_every,
+                    f"allowed up to {most}: {sharing} producers share a queue of {depth} blocks, "
+                    f"WQEs take {blocks}",
+                )
+    most = max(
+        (
+            blocks_of(size, path)
+            for path in scenario.paths
+            for size in (
+                *(s for w in scenario.workloads for s in w.size),
+                *(op.size for op in scenario.operations),
+            )
+        ),
+        default=1,
+    )
+    if most > depth:
+        raise ConfigError(
+            "nic.sq_depth", depth, f"allowed at least {most}, the blocks of the largest WQE"
+        )
+    if most > scenario.nic.window_blocks:
+        raise ConfigError(
+            "nic.window_blocks",
+            scenario.nic.window_blocks,
+            f"allowed at least {most}, the blocks of the largest WQE",
+        )
