@@ -8,7 +8,7 @@ from hw.config import ConfigError
 from .paths import PATHS
 from .placement import LINE
 from .schema import show
-from .work import Operation, Region, Workload
+from .work import Region, Workload
 
 if TYPE_CHECKING:
     from .scenario import Scenario
@@ -21,41 +21,7 @@ def inside(
 ) -> None:
     """Every operation and workload lies in a region that exists."""
     known = {(region.node, region.name): region for region in regions}
-
-    def check(
-        key: str, entry: Workload | Operation, node: int, region: str, offset: int, end: int
-    ) -> None:
-        remote = "remote_" if node == entry.peer else ""
-        names = [name for owner, name in known if owner == node]
-        if region not in names:
-            raise ConfigError(
-                f"{key}.{remote}region",
-                region,
-                f"no such region at node {node}; allowed " + ", ".join(map(show, names)),
-            )
-        if end > known[node, region].size:
-            raise ConfigError(
-                f"{key}.{remote}offset",
-                offset,
-                f"allowed within region {show(region)} of node {node}, "
-                f"{known[node, region].size} bytes; this ends at {end}",
-            )
-
-    proxied = [path for path in scenario.paths if PATHS[path].proxied]
-    if proxied:
-        entries = [(f"op.{i}", op) for i, op in enumerate(scenario.operations)]
-        entries += [(f"workload.{i}", work) for i, work in enumerate(scenario.workloads)]
-        for key, entry in entries:
-            name = entry.target if isinstance(entry, Workload) else entry.remote_region
-            target = known.get((entry.peer, name))
-            if target and target.memory != "gpu":
-                given = "remote_region" if name == entry.remote_region else "remote_memory"
-                raise ConfigError(
-                    f"{key}.{given}",
-                    getattr(entry, given),
-                    f"allowed GPU memory on path {proxied[0]}",
-                )
-
+    _proxied_targets(scenario, known)
     for index, op in enumerate(scenario.operations):
         same = (op.node, op.region) == (op.peer, op.remote_region)
         if same and abs(op.offset - op.remote_offset) < op.size:
@@ -64,39 +30,61 @@ def inside(
                 op.remote_offset,
                 f"allowed outside of what is read, {op.offset} to {op.offset + op.size - 1}",
             )
-        check(f"op.{index}", op, op.node, op.region, op.offset, op.offset + op.size)
-        check(
-            f"op.{index}",
-            op,
-            op.peer,
-            op.remote_region,
-            op.remote_offset,
-            op.remote_offset + op.size,
-        )
+        key = f"op.{index}"
+        _fits(known, f"{key}.", op.node, op.region, op.offset, op.offset + op.size)
+        end = op.remote_offset + op.size
+        _fits(known, f"{key}.remote_", op.peer, op.remote_region, op.remote_offset, end)
     for index, work in enumerate(scenario.workloads):
-        check(
-            f"workload.{index}",
-            work,
-            work.node,
-            work.source,
-            work.offset,
-            ends[work.node, work.source] - LINE,
+        key = f"workload.{index}"
+        end = ends[work.node, work.source] - LINE
+        _fits(known, f"{key}.", work.node, work.source, work.offset, end)
+        end = ends[work.peer, work.target] - LINE
+        _fits(known, f"{key}.remote_", work.peer, work.target, work.remote_offset, end)
+
+
+def _proxied_targets(scenario: "Scenario", known: dict[tuple[int, str], Region]) -> None:
+    """What a proxy writes is GPU memory."""
+    proxied = [path for path in scenario.paths if PATHS[path].proxied]
+    if not proxied:
+        return
+    entries = [(f"op.{i}", op) for i, op in enumerate(scenario.operations)]
+    entries += [(f"workload.{i}", work) for i, work in enumerate(scenario.workloads)]
+    for key, entry in entries:
+        name = entry.target if isinstance(entry, Workload) else entry.remote_region
+        target = known.get((entry.peer, name))
+        if target and target.memory != "gpu":
+            given = "remote_region" if name == entry.remote_region else "remote_memory"
+            raise ConfigError(
+                f"{key}.{given}",
+                getattr(entry, given),
+                f"allowed GPU memory on path {proxied[0]}",
+            )
+
+
+def _fits(
+    known: dict[tuple[int, str], Region], key: str, node: int, name: str, offset: int, end: int
+) -> None:
+    """A node has a region of that name, and it holds all bytes below `end`."""
+    names = [region for owner, region in known if owner == node]
+    if name not in names:
+        raise ConfigError(
+            f"{key}region",
+            name,
+            f"no such region at node {node}; allowed " + ", ".join(map(show, names)),
         )
-        check(
-            f"workload.{index}",
-            work,
-            work.peer,
-            work.target,
-            work.remote_offset,
-            ends[work.peer, work.target] - LINE,
+    if end > known[node, name].size:
+        raise ConfigError(
+            f"{key}offset",
+            offset,
+            f"allowed within region {show(name)} of node {node}, "
+            f"{known[node, name].size} bytes; this ends at {end}",
         )
 
 
 def abilities(scenario: "Scenario") -> None:
     """Every path can do what the work asks for."""
     for index, work in enumerate(scenario.workloads):
-        for path in map(PATHS.get, scenario.paths):
-            assert path
+        for path in map(PATHS.__getitem__, scenario.paths):
             if work.scope not in path.scopes:
                 raise ConfigError(
                     f"workload.{index}.scope",
@@ -149,8 +137,8 @@ def reservations(scenario: "Scenario") -> None:
 
 
 def depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
-    """No batch and no run of unsignalled WQEs fills a send queue for ever; no request ring is
-    smaller than a request.
+    """No WQE is larger than its queue, no batch and no run of unsignalled WQEs fills a send queue
+    for ever, and no ring of CQEs is smaller than its send queue.
     """
     depth, cq_depth = scenario.queues.sq_depth, scenario.queues.cq_depth
     rings = any(PATHS[path].cq_entries(scenario) > 1 for path in scenario.paths)
@@ -159,44 +147,35 @@ def depths(scenario: "Scenario", blocks_of: Callable[[int, str], int]) -> None:
             "nic.cq_depth", cq_depth, f"allowed at least {depth}, sq_depth: each WQE may need a CQE"
         )
     for index, work in enumerate(scenario.workloads):
-        for path in scenario.paths:
-            blocks = max(blocks_of(size, path) for size in work.size)
-            for key in ("batch", "signaled_every"):
-                if getattr(work, key) * blocks > depth:
-                    raise ConfigError(
-                        f"workload.{index}.{key}",
-                        getattr(work, key),
-                        f"allowed up to {depth // blocks}: sq_depth is {depth}, WQEs take {blocks}",
-                    )
-            # Unsignalled WQEs of all producers of a QP must leave room for one that is signalled.
-            sharing = -(-work.producers // work.qps)
-            most = (depth // blocks - 1) // sharing + 1
-            loose = work.batch == 1 and not PATHS[path].own_signals
-            if loose and work.signaled_every > most:
-                raise ConfigError(
-                    f"workload.{index}.signaled_every",
-                    work.signaled_every,
-                    f"allowed up to {most}: {sharing} producers share a queue of {depth} blocks, "
-                    f"WQEs take {blocks}",
-                )
-    most = max(
-        (
-            blocks_of(size, path)
-            for path in scenario.paths
-            for size in (
-                *(s for w in scenario.workloads for s in w.size),
-                *(op.size for op in scenario.operations),
+        for path in map(PATHS.__getitem__, scenario.paths):
+            blocks = max(blocks_of(size, path.name) for size in work.size)
+            _runs(f"workload.{index}", work, blocks, depth, path.own_signals)
+    sizes = [size for work in scenario.workloads for size in work.size]
+    sizes += [op.size for op in scenario.operations]
+    most = max((blocks_of(size, path) for path in scenario.paths for size in sizes), default=1)
+    for key, bound in (("sq_depth", depth), ("window_blocks", scenario.nic.window_blocks)):
+        if most > bound:
+            raise ConfigError(
+                f"nic.{key}", bound, f"allowed at least {most}, the blocks of the largest WQE"
             )
-        ),
-        default=1,
-    )
-    if most > depth:
+
+
+def _runs(key: str, work: Workload, blocks: int, depth: int, own_signals: bool) -> None:
+    """Batches and runs of unsignalled WQEs leave room in a send queue."""
+    for name in ("batch", "signaled_every"):
+        if getattr(work, name) * blocks > depth:
+            raise ConfigError(
+                f"{key}.{name}",
+                getattr(work, name),
+                f"allowed up to {depth // blocks}: sq_depth is {depth}, WQEs take {blocks}",
+            )
+    # Unsignalled WQEs of all producers of a QP must leave room for one that is signalled.
+    sharing = -(-work.producers // work.qps)
+    most = (depth // blocks - 1) // sharing + 1
+    if work.batch == 1 and not own_signals and work.signaled_every > most:
         raise ConfigError(
-            "nic.sq_depth", depth, f"allowed at least {most}, the blocks of the largest WQE"
-        )
-    if most > scenario.nic.window_blocks:
-        raise ConfigError(
-            "nic.window_blocks",
-            scenario.nic.window_blocks,
-            f"allowed at least {most}, the blocks of the largest WQE",
+            f"{key}.signaled_every",
+            work.signaled_every,
+            f"allowed up to {most}: {sharing} producers share a queue of {depth} blocks, "
+            f"WQEs take {blocks}",
         )

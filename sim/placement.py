@@ -43,37 +43,43 @@ class Slots:
 
 
 def regions_of(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Region, ...]:
-    """The given regions, checked against each other; or `send` and `recv` of each node, and the
-    same in host memory where they are used.
+    """The given regions; or `send` and `recv` of each node, and the same in host memory where they
+    are used.
     """
-    if scenario.regions:
-        for index, work in enumerate(scenario.workloads):
-            for key in ("memory", "remote_memory"):
-                if memory := getattr(work, key):
-                    raise ConfigError(
-                        f"workload.{index}.{key}",
-                        memory,
-                        "allowed where there is no [[region]]; a region says its own memory",
-                    )
-        for index, region in enumerate(scenario.regions):
-            for other in scenario.regions[:index]:
-                if region.node == other.node and region.name == other.name:
-                    raise ConfigError(
-                        f"region.{index}.name",
-                        region.name,
-                        "allowed names that the node does not have yet",
-                    )
-                if (
-                    (region.node, region.memory) == (other.node, other.memory)
-                    and region.offset < other.end
-                    and other.offset < region.end
-                ):
-                    raise ConfigError(
-                        f"region.{index}.offset",
-                        region.offset,
-                        f"allowed outside of {show(other.name)}: {other.offset} to {other.end - 1}",
-                    )
-        return scenario.regions
+    return _given(scenario) if scenario.regions else _made(scenario, ends)
+
+
+def _given(scenario: "Scenario") -> tuple[Region, ...]:
+    for index, work in enumerate(scenario.workloads):
+        for key in ("memory", "remote_memory"):
+            if memory := getattr(work, key):
+                raise ConfigError(
+                    f"workload.{index}.{key}",
+                    memory,
+                    "allowed where there is no [[region]]; a region says its own memory",
+                )
+    for index, region in enumerate(scenario.regions):
+        for other in scenario.regions[:index]:
+            _apart(index, region, other)
+    return scenario.regions
+
+
+def _apart(index: int, region: Region, other: Region) -> None:
+    """Raises where a region has the name or some bytes of an earlier one."""
+    if region.node == other.node and region.name == other.name:
+        raise ConfigError(
+            f"region.{index}.name", region.name, "allowed names that the node does not have yet"
+        )
+    same_memory = (region.node, region.memory) == (other.node, other.memory)
+    if same_memory and region.offset < other.end and other.offset < region.end:
+        raise ConfigError(
+            f"region.{index}.offset",
+            region.offset,
+            f"allowed outside of {show(other.name)}: {other.offset} to {other.end - 1}",
+        )
+
+
+def _made(scenario: "Scenario", ends: dict[tuple[int, str], int]) -> tuple[Region, ...]:
     need = _up(max(ends.values()), _PAGE)
     size = scenario.sizes.buffer_bytes or need
     if need > size:
