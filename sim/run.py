@@ -32,6 +32,7 @@ from .result import PathResult, build_result, validate
 from .scenario import Scenario
 from .schema import BadInput
 from .statistics import group_stats
+from .toolchain import wave_format
 from .waves.dump import Dump, prepare
 from .waves.layout import Layout
 from .waves.request import WaveRequest
@@ -74,7 +75,7 @@ def binary_for(
     progress: Callable[[str, float | None], None] | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The simulator of a structure, built if need be; raises `sim.build.BuildError`.
+    """The simulator of a structure, built if need be; raises `sim.toolchain.BuildError`.
 
     With `trace` (a form of waveforms) the names of its signals lie beside it (`sim.waves.catalog`).
     """
@@ -152,12 +153,12 @@ def execute(scenario: Scenario, options: RunOptions, progress: Progress) -> Run:
     ------
     BadInput
         If the run directory cannot be had.
-    sim.build.BuildError, sim.launch.LaunchError
+    sim.toolchain.BuildError, sim.launch.LaunchError
         If the environment lacks something; nothing is left behind.
     """
     directory = _Directory(_place(scenario, options.out))
     with progress.phase("model"):
-        form = builder.wave_format(options.waves.form) if options.waves else ""
+        form = wave_format(options.waves.form) if options.waves else ""
         binary = binary_for(scenario.structure, trace=form, progress=progress.build)
         dump = (
             prepare(options.waves, form, scenario.structure, scenario.nodes.count, binary)

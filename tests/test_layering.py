@@ -15,7 +15,7 @@ ENTRIES = {"sim/bench.py", "sim/speed/engine_bench.py", "sim/speed/stock_bench.p
 #: Where the test framework may be imported: the modules that it runs, and what starts it.
 USERS = {
     "cocotb": ENTRIES,
-    "cocotb_tools": {"sim/build.py", "sim/launch.py", "sim/speed/stock.py"},
+    "cocotb_tools": {"sim/toolchain.py", "sim/launch.py", "sim/speed/stock.py"},
 }
 #: The one module that sets environment variables for the simulator.
 LAUNCH = "sim/launch.py"
@@ -99,7 +99,7 @@ def test_sim_imports_no_test():
 
 def test_agents_touch_the_machine_through_their_handles_only():
     """Of hw they know formats and constants; machine and engine are not within their reach."""
-    engine = {"sim.machine", "sim.build", "sim.launch", "sim.bench", "ctypes"}
+    engine = {"sim.machine", "sim.build", "sim.toolchain", "sim.launch", "sim.bench", "ctypes"}
     paths = [path for path in SIM if path.parent.name == "agents"]
     assert offenders(paths, lambda path: outside(inside(path), "hw.formats.", "hw.config")) == {}
     assert offenders(paths, lambda path: imports(path) & engine) == {}
