@@ -4,11 +4,12 @@ from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import TIMER_FRACTION, NicTiming
 from .formats.context import Table, TxContext
 from .lib.delay import NEVER, NOW_BITS, earliest
 from .qp_context import ConfigPort
 from .qp_table import QpTable
+from .timing import NicTiming
+from .units import TIMER_FRACTION
 
 __all__ = ["AckTimers", "Expired", "TimerAction"]
 

@@ -4,7 +4,6 @@ from amaranth.hdl import Const, Module, Mux, Signal, unsigned
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .formats.context import CqContext, Table
 from .formats.dma import WriteRequest
 from .formats.events import CqeIssued, Dropped, DropReason, EventKind
@@ -17,6 +16,7 @@ from .lib.delay import NOW_BITS, DelayLine
 from .lib.stream import connect
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
+from .timing import NicTiming
 
 __all__ = ["DELAY_DEPTH", "CqEngine"]
 

@@ -4,7 +4,6 @@ from amaranth.hdl import Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .formats import mlx5
 from .formats.context import SqContext
 from .formats.events import Dropped, DropReason, EventKind, Stall, StallCause
@@ -16,6 +15,7 @@ from .lib.stream import connect
 from .lib.trace import Probe, StallMeter
 from .push_store import PushStore
 from .qp_context import ContextPort
+from .timing import NicTiming
 
 __all__ = ["PUSH_LINES", "Doorbell"]
 

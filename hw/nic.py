@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import FaultTiming, NicTiming, WireTiming
 from .cq_engine import CqEngine
 from .dma import DmaRead, DmaWrite
 from .doorbell import Doorbell
@@ -20,6 +19,7 @@ from .pcie import Pcie
 from .qp_context import ConfigPort, QpContext
 from .requester import Requester
 from .responder import Responder
+from .timing import FaultTiming, NicTiming, WireTiming
 from .wire import Wire, WirePort, of_port
 from .wq_engine import WqEngine
 

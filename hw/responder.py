@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .formats.context import RxContext, Table
 from .formats.dma import WriteRequest
 from .formats.events import Dropped, EventKind
@@ -16,6 +15,7 @@ from .lib.stream import Queue, connect, skid
 from .lib.trace import Probe
 from .packet_checker import PacketChecker, Verdict
 from .qp_context import ConfigPort, ContextPort
+from .timing import NicTiming
 
 __all__ = ["Responder"]
 

@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import BYTE_FRACTION, FAULT_SLOTS, FaultTiming, WireTiming
 from .formats.events import (
     Dropped,
     DropReason,
@@ -20,6 +19,8 @@ from .lib.delay import NOW_BITS, DelayLine
 from .lib.rate import RateMeter
 from .lib.stream import Queue
 from .lib.trace import Probe, StallMeter
+from .timing import FAULT_SLOTS, FaultTiming, WireTiming
+from .units import BYTE_FRACTION
 
 __all__ = ["FaultInjector", "Wire", "WirePort", "of_port"]
 

@@ -2,9 +2,9 @@
 path, which is out of scope.
 """
 
-from hw.config import cycles
 from hw.formats import context
 from hw.formats.layout import Codec
+from hw.units import cycles
 
 from . import addresses
 from .paths import PATHS

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from hw.config import BYTE_FRACTION
 from hw.formats.context import QpState
 from hw.formats.events import DropReason, EventKind, RetryReason, StallCause
 from hw.formats.op import Status as OpStatus
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import Port, TlpClass
+from hw.units import BYTE_FRACTION
 
 from .joins import sending_port
 from .names import COUNTERS, DIRECTIONS, LINKS

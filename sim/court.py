@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from hw.config import BYTE_FRACTION
 from hw.formats.events import DropReason, EventKind
 from hw.formats.op import Status as OpStatus
 from hw.formats.tlp import MarkKind
+from hw.units import BYTE_FRACTION
 
 from .counters import STATUS_NAMES, link_name
 from .joins import ABSENT, Joins, join, sending_port

@@ -12,15 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hw.config import (
-    ConfigError,
-    MemoryConfig,
-    NicConfig,
-    PcieConfig,
-    Structure,
-    WireConfig,
-    timing_words,
-)
+from hw.config import ConfigError, MemoryConfig, NicConfig, PcieConfig, Structure, WireConfig
+from hw.timing import timing_words
 
 from .paths import PATHS
 from .plan import Plan, make_plan

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hw.config import byte_interval
 from hw.formats.tlp import Port
+from hw.units import byte_interval
 
 from . import addresses
 from .counters import counters_of, links_of, statuses_of

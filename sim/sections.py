@@ -275,7 +275,7 @@ class Fault(Checked):
 
     @property
     def slot(self) -> tuple[int, int, int, int]:
-        """(match, first, count, port) as `hw.config.timing_words` takes them."""
+        """(match, first, count, port) as `hw.timing.timing_words` takes them."""
         return (
             {"any": 1, "request": 2, "ack": 3}[self.packet],
             self.first,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.config import CLOCK_MHZ
+from hw.units import CLOCK_MHZ
 
 from .joins import ABSENT, Joins, columns
 from .landmarks import landmarks

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support_run import CONTRACT_FILES, SCENARIOS, bellwire, run, toml
 
-from hw.config import cycles
 from hw.formats.events import EventKind
 from hw.formats.tlp import BAR_SHIFT, MarkKind, Port, TlpClass
+from hw.units import cycles
 from sim import addresses, image
 from sim.closed_form import completion_tlps, packets, read_tlps, write_tlps
 from sim.names import COUNTERS, LANDMARKS

@@ -15,12 +15,13 @@ from support_roce import (
 )
 from support_streams import Bench, Sink, Source, pack, unpack
 
-from hw.config import NicTiming, Structure
+from hw.config import Structure
 from hw.formats.context import ConfigWrite, RxContext, Table
 from hw.formats.events import DropReason
 from hw.formats.roce import Aeth, RoceOpcode
 from hw.formats.tlp import MarkKind
 from hw.responder import Responder
+from hw.timing import NicTiming
 
 STRUCTURE = Structure(qps=4)
 MTU = 256

@@ -101,7 +101,7 @@ def test_agents_touch_the_machine_through_their_handles_only():
     """Of hw they know formats and constants; machine and engine are not within their reach."""
     engine = {"sim.machine", "sim.build", "sim.toolchain", "sim.launch", "sim.bench", "ctypes"}
     paths = [path for path in SIM if path.parent.name == "agents"]
-    assert offenders(paths, lambda path: outside(inside(path), "hw.formats.", "hw.config")) == {}
+    assert offenders(paths, lambda path: outside(inside(path), "hw.formats.", "hw.units")) == {}
     assert offenders(paths, lambda path: imports(path) & engine) == {}
 
 

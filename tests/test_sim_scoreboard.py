@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from support_log import Log, mark
 
-from hw.config import byte_interval
 from hw.formats.events import DropReason, EventKind, StallCause
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import MarkKind, TlpClass
+from hw.units import byte_interval
 from sim import reference
 from sim.court import MOST
 from sim.job import Difference, MemoryCheck, QueueState, Status

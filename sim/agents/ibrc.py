@@ -8,9 +8,9 @@ completion queues, answer `quiet`. Ref: NVSHMEM's proxy channel and IBRC transpo
 in the `nvshmem_proxy_channel` vectors.
 """
 
-from hw.config import cycles
 from hw.formats.events import EventKind
 from hw.formats.tlp import MarkKind
+from hw.units import cycles
 
 from .. import addresses, wqe
 from .channel import PUT_BYTES, decode_put, encode_put, flag_of
