@@ -27,6 +27,9 @@ __all__ = [
 MAX_DELAY_NS = 1000
 #: Unit of the ACK timeout, which is multiplied by 2^t, and of the waits after an RNR NAK.
 ACK_UNIT_NS, RNR_UNIT_NS = 4096, 10_000
+#: Bytes per cycle that the data path carries.
+BEAT_BYTES = 64
+_MAX_GBPS = BEAT_BYTES * 8 * CLOCK_MHZ // 1000
 
 
 class ConfigError(ValueError):
@@ -40,21 +43,21 @@ class ConfigError(ValueError):
         super().__init__(f"{field} = {value!r}: {allowed}")
 
 
-def _within(owner, name, low, high):
+def _within(owner, name, low, high, note=""):
     value = getattr(owner, name)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(name, value, f"allowed {low} to {high}")
+        raise ConfigError(name, value, f"allowed {low} to {high}{note}")
 
 
 def _power_of_two(owner, name, low, high):
     value = getattr(owner, name)
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value & (value - 1)
-        or not low <= value <= high
-    ):
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value & (value - 1) or not low <= value <= high:
         raise ConfigError(name, value, f"allowed powers of two from {low} to {high}")
+
+
+def _link_rate(owner, name):
+    _within(owner, name, 1, _MAX_GBPS, " Gb/s (data path x clock)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,21 +112,6 @@ class Structure:
         """12 hex digits that change when any field changes."""
         text = repr(sorted(asdict(self).items()))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-#: Bytes per cycle that the data path carries.
-BEAT_BYTES = 64
-_MAX_GBPS = BEAT_BYTES * 8 * CLOCK_MHZ / 1000
-
-
-def _link_rate(owner, name):
-    value = getattr(owner, name)
-    if (
-        not isinstance(value, (int, float))
-        or isinstance(value, bool)
-        or not 1 <= value <= _MAX_GBPS
-    ):
-        raise ConfigError(name, value, f"allowed 1 to {_MAX_GBPS:g} Gb/s (data path x clock)")
 
 
 @dataclass(frozen=True, kw_only=True)

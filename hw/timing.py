@@ -116,6 +116,101 @@ class Timing(data.Struct):
     faults: FaultTiming
 
 
+#: How a register follows from a field of the same name: what its name ends in, what the field's
+#: name ends in instead, and how the value becomes the register's.
+_FOLLOWS = (
+    ("", "", lambda value: value),
+    ("", "_bytes", lambda value: value),
+    ("_log2", "_bytes", lambda value: value.bit_length() - 1),
+    ("", "_ns", cycles),
+    ("_interval", "_mops", item_interval),
+)
+
+
+def _register(section, name):
+    """Value of a register, from the field of a section that it follows from."""
+    return next(
+        convert(getattr(section, field))
+        for ending, unit, convert in _FOLLOWS
+        if name.endswith(ending) and hasattr(section, field := name.removesuffix(ending) + unit)
+    )
+
+
+def _registers(shape, section, prefix="", **given):
+    """Values of the registers of a shape: those given, and those that follow from a section."""
+    names = [name for name, _ in data.Layout.cast(shape)]
+    return {
+        name: given[name] if name in given else _register(section, prefix + name) for name in names
+    }
+
+
+def _link(pcie, device):
+    edge_ns = pcie.edge_ns(device)
+    return {
+        "latency_up": cycles(edge_ns),
+        "latency_down": cycles(edge_ns + pcie.switch_ns),
+        "byte_interval_up": byte_interval(pcie.rate_gbps(device, "up")),
+        "byte_interval_down": byte_interval(pcie.rate_gbps(device, "down")),
+    }
+
+
+def _slots(faults):
+    """Values of all fault slots; those without a fault are off."""
+    if len(faults) > FAULT_SLOTS:
+        raise ConfigError("faults", len(faults), f"allowed up to {FAULT_SLOTS}")
+    names = ("match", "first", "count", "port")
+    off = [(0,) * len(names)] * (FAULT_SLOTS - len(faults))
+    return {
+        index: dict(zip(names, fault, strict=True)) for index, fault in enumerate([*faults, *off])
+    }
+
+
+def _check_fit(structure, pcie, nic, wire):
+    """Depths and credits in force lie within what is elaborated; raises `ConfigError`."""
+    for section, name, most in (
+        (nic, "window_blocks", structure.window_blocks),
+        (nic, "wqe_tags", structure.wqe_tags),
+        (nic, "payload_tags", structure.payload_tags),
+        (nic, "doorbell_fifo_depth", structure.doorbell_fifo),
+        (pcie, "read_header_credits", structure.pcie_reads),
+    ):
+        value = getattr(section, name)
+        if value > most:
+            raise ConfigError(name, value, f"allowed up to {most}, the structure's maximum")
+    _check_way(structure, nic, wire)
+    _check_credits(structure, pcie)
+
+
+def _check_way(structure, nic, wire):
+    """Credits of the wire are end to end: the receive buffer must cover the way there and back."""
+    way = 2 * cycles(wire.propagation_ns) + cycles(nic.rx_ns)
+    most = structure.wire_beats * BEAT_BYTES * 8 * CLOCK_MHZ / 1000 / wire.gbps
+    if way > most:
+        longest = (most - cycles(nic.rx_ns)) / 2 - wire.hops * wire.hop_ns
+        raise ConfigError(
+            "cable_m",
+            wire.cable_m,
+            f"allowed up to {max(0, int(longest / max(wire.cable_ns_per_m, 1e-9)))}: the receive "
+            f"buffer of {structure.wire_beats} beats must cover the way there and back",
+        )
+
+
+def _check_credits(structure, pcie):
+    """What credits of a PCIe link let through fits in its receive queues."""
+    for kind in ("posted", "completion"):
+        headers = getattr(pcie, f"{kind}_header_credits")
+        name = f"{kind}_data_credits"
+        units = getattr(pcie, name)
+        # A TLP may start and end in a partial line: at most two beats beyond its full lines.
+        if 2 * headers + units // 4 > structure.pcie_beats:
+            raise ConfigError(
+                name,
+                units,
+                f"allowed up to {4 * (structure.pcie_beats - 2 * headers)} beside "
+                f"{headers} header credits, the structure's queue",
+            )
+
+
 def _pack(layout, values):
     """Dict of the layout's shape -> integer; raises where a value does not fit."""
     layout = data.Layout.cast(layout)
@@ -132,64 +227,6 @@ def _pack(layout, values):
     return word
 
 
-def _link(pcie, device):
-    edge_ns = pcie.edge_ns(device)
-    return {
-        "latency_up": cycles(edge_ns),
-        "latency_down": cycles(edge_ns + pcie.switch_ns),
-        "byte_interval_up": byte_interval(pcie.rate_gbps(device, "up")),
-        "byte_interval_down": byte_interval(pcie.rate_gbps(device, "down")),
-    }
-
-
-def _check_fit(structure, pcie, nic, wire):
-    """Depths and credits in force lie within what is elaborated; raises `ConfigError`."""
-    for name, most in (
-        ("window_blocks", structure.window_blocks),
-        ("wqe_tags", structure.wqe_tags),
-        ("payload_tags", structure.payload_tags),
-        ("doorbell_fifo_depth", structure.doorbell_fifo),
-    ):
-        if getattr(nic, name) > most:
-            raise ConfigError(
-                name, getattr(nic, name), f"allowed up to {most}, the structure's maximum"
-            )
-    if pcie.read_header_credits > structure.pcie_reads:
-        raise ConfigError(
-            "read_header_credits",
-            pcie.read_header_credits,
-            f"allowed up to {structure.pcie_reads}, the structure's maximum",
-        )
-    # Credits of the wire are end to end: the receive buffer must cover the way there and back.
-    way = 2 * cycles(wire.propagation_ns) + cycles(nic.rx_ns)
-    most = structure.wire_beats * BEAT_BYTES * 8 * CLOCK_MHZ / 1000 / wire.gbps
-    if way > most:
-        longest = (most - cycles(nic.rx_ns)) / 2 - wire.hops * wire.hop_ns
-        raise ConfigError(
-            "cable_m",
-            wire.cable_m,
-            f"allowed up to {max(0, int(longest / max(wire.cable_ns_per_m, 1e-9)))}: the receive "
-            f"buffer of {structure.wire_beats} beats must cover the way there and back",
-        )
-    for kind in ("posted", "completion"):
-        # A TLP may start and end in a partial line: at most two beats beyond its full lines.
-        headers, units = (
-            getattr(pcie, f"{kind}_header_credits"),
-            getattr(pcie, f"{kind}_data_credits"),
-        )
-        if 2 * headers + units // 4 > structure.pcie_beats:
-            raise ConfigError(
-                f"{kind}_data_credits",
-                units,
-                f"allowed up to {4 * (structure.pcie_beats - 2 * headers)} beside "
-                f"{headers} header credits, the structure's queue",
-            )
-
-
-#: Fields of a fault slot, in the order in which `timing_words` takes them.
-_SLOT = ("match", "first", "count", "port")
-
-
 def timing_words(structure, pcie, memory, nic, wire, faults=()):
     """The configuration words (64 bytes each, in index order) that load `Timing`.
 
@@ -201,66 +238,28 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
         At most `FAULT_SLOTS` entries.
     """
     _check_fit(structure, pcie, nic, wire)
-    slots = [dict(zip(_SLOT, fault, strict=True)) for fault in faults]
-    if len(slots) > FAULT_SLOTS:
-        raise ConfigError("faults", len(slots), f"allowed up to {FAULT_SLOTS}")
-    slots += [dict.fromkeys(_SLOT, 0)] * (FAULT_SLOTS - len(slots))
-
     word = _pack(
         Timing,
         {
-            "pcie": {
-                **{device: _link(pcie, device) for device in ("gpu", "nic", "host")},
-                "mps_log2": pcie.mps_bytes.bit_length() - 1,
-                "mrrs_log2": pcie.mrrs_bytes.bit_length() - 1,
-                "mwr_overhead": pcie.mwr_overhead_bytes,
-                "mrd_overhead": pcie.mrd_overhead_bytes,
-                "cpld_overhead": pcie.cpld_overhead_bytes,
-                "posted_header_credits": pcie.posted_header_credits,
-                "posted_data_credits": pcie.posted_data_credits,
-                "read_header_credits": pcie.read_header_credits,
-                "completion_header_credits": pcie.completion_header_credits,
-                "completion_data_credits": pcie.completion_data_credits,
-            },
-            "gpu_memory": {
-                "commit": cycles(memory.gpu_commit_ns),
-                "read": cycles(memory.gpu_read_ns),
-                "store": cycles(memory.gpu_store_ns),
-            },
-            "host_memory": {
-                "commit": cycles(memory.host_commit_ns),
-                "read": cycles(memory.host_read_ns),
-                "store": cycles(memory.host_store_ns),
-            },
-            "nic": {
-                "doorbell": cycles(nic.doorbell_ns),
-                "wqe": cycles(nic.wqe_ns),
-                "tx": cycles(nic.tx_ns),
-                "rx": cycles(nic.rx_ns),
-                "cqe": cycles(nic.cqe_ns),
-                "total_interval": item_interval(nic.total_mops),
-                "qp_interval": item_interval(nic.qp_mops),
-                "fetch_blocks": nic.fetch_blocks,
-                "window_blocks": nic.window_blocks,
-                "doorbell_fifo_depth": nic.doorbell_fifo_depth,
-                "wqe_tags": nic.wqe_tags,
-                "payload_tags": nic.payload_tags,
-                "push_wait": cycles(nic.push_wait_ns),
-                "ack_every_packet": nic.ack_every_packet,
-                "ack_unit": timer_unit(ACK_UNIT_NS * nic.timer_scale),
-                "rnr_unit": timer_unit(RNR_UNIT_NS * nic.timer_scale),
-            },
-            "wire": {
-                "byte_interval": byte_interval(wire.gbps),
-                "first_overhead": wire.first_overhead_bytes,
-                "other_overhead": wire.other_overhead_bytes,
-                "ack_bytes": wire.ack_bytes,
-                "credits": structure.wire_beats,
-            },
-            "faults": {"slots": dict(enumerate(slots))},
+            "pcie": _registers(
+                PcieTiming, pcie, **{name: _link(pcie, name) for name in ("gpu", "nic", "host")}
+            ),
+            "gpu_memory": _registers(MemoryTiming, memory, "gpu_"),
+            "host_memory": _registers(MemoryTiming, memory, "host_"),
+            "nic": _registers(
+                NicTiming,
+                nic,
+                ack_unit=timer_unit(ACK_UNIT_NS * nic.timer_scale),
+                rnr_unit=timer_unit(RNR_UNIT_NS * nic.timer_scale),
+            ),
+            "wire": _registers(
+                WireTiming,
+                wire,
+                byte_interval=byte_interval(wire.gbps),
+                credits=structure.wire_beats,
+            ),
+            "faults": {"slots": _slots(list(faults))},
         },
     )
-    size = data.Layout.cast(Timing).size
-    count = -(-size // 512)
-    raw = word.to_bytes(64 * count, "little")
-    return [raw[64 * i : 64 * i + 64] for i in range(count)]
+    raw = word.to_bytes(-(-data.Layout.cast(Timing).size // 512) * 64, "little")
+    return [raw[i : i + 64] for i in range(0, len(raw), 64)]
