@@ -1,7 +1,7 @@
 """Consumes every item of a directory of vectors, by everything that applies to it.
 
 Software first (`support_verdicts`), then single blocks of the RTL (doorbell, decoder), then the
-whole machine (`support_execute`).
+whole machine (`support_execute`), which is judged by what was seen of it (`support_judge`).
 """
 
 from collections import defaultdict
@@ -11,6 +11,7 @@ from support_decoder import decoded_problems
 from support_doorbell import rule_problems
 from support_execute import execute
 from support_jobs import doorbells_of, job_of
+from support_judge import problems_of
 from support_vectors import VectorError, load, waiting_part, waiting_reason
 from support_verdicts import VERDICTS
 from support_work import Other
@@ -109,10 +110,11 @@ def _note_parts(outcome, job):
                 outcome.problems.append(f"WQE {number}: opcode {wqe.work.opcode:#04x} not expected")
 
 
-def conform(directory, folder):
+def conform(directory, folder, execute=execute):
     """Consumes the vectors of `directory`; the machine runs in `folder`.
 
-    Raises `VectorError` if they cannot be used.
+    `execute` takes jobs and folder, and gives what was seen of each job. Raises `VectorError` if
+    the vectors cannot be used.
     """
     items = load(directory)
     lists = defaultdict(list)
@@ -133,6 +135,6 @@ def conform(directory, folder):
     for (outcome, job), problems in zip(jobs, decoded, strict=True):
         outcome.problems += problems
         _note_parts(outcome, job)
-    for (outcome, _), problems in zip(jobs, execute([job for _, job in jobs], folder), strict=True):
-        outcome.problems += problems
+    for (outcome, job), seen in zip(jobs, execute([job for _, job in jobs], folder), strict=True):
+        outcome.problems += problems_of(job, seen)
     return Report(outcomes)

@@ -40,7 +40,9 @@ class Job:
     #: "gpu" or "host"; set for all jobs together: offsets of queue, completions and record.
     memory: str = "gpu"
     base: int = 0
+    #: First PSN, and messages that the peer has counted before.
     psn: int = 0
+    msn: int = 0
     mtu_log2: int = 12
 
     @property
@@ -83,6 +85,7 @@ class Job:
             "cq": self.cq,
             "record": self.base + _RECORD,
             "psn": self.psn,
+            "msn": self.msn,
             "mtu_log2": self.mtu_log2,
             "bytes": sum(write.size for write in self.writes),
             "steps": [
@@ -275,14 +278,15 @@ def _of_toggle(item, rng):
 
 
 def lay_out(jobs):
-    """Chooses places for the queues that no payload lies in, path MTU and first PSN of each job;
-    returns the runs of payload at the sender, merged, as (memory, offset, end).
+    """Chooses places for the queues that no payload lies in, path MTU, first PSN and MSN of each
+    job; returns the runs of payload at the sender, merged, as (memory, offset, end).
     """
     runs = []
     for number, job in enumerate(jobs):
         rng = Random(number)
         job.mtu_log2 = rng.choice([10, 12])
         job.psn = rng.choice([0, 0xFFFFFE, rng.randrange(1 << 24)])
+        job.msn = rng.choice([0, 0xFFFFFF, rng.randrange(1 << 24)])
         for write in job.writes:
             for address, length, _ in write.runs:
                 memory, offset = place_of(job.item, address)
