@@ -30,6 +30,10 @@ class Outcome:
     #: Parts of it that wait: (what, why).
     parts: list = field(default_factory=list)
 
+    @property
+    def consumed(self):
+        return not self.waits and self.item.form in VERDICTS
+
 
 @dataclass
 class Report:
@@ -48,7 +52,7 @@ class Report:
 
     @property
     def consumed(self):
-        return sum(not outcome.waits for outcome in self.outcomes)
+        return sum(outcome.consumed for outcome in self.outcomes)
 
     @property
     def text(self):
@@ -60,9 +64,9 @@ class Report:
             f"{'set':<29} {'list':<11} {'items':>6} {'consumed':>9} {'passed':>7} {'not yet':>8}"
         ]
         for (name, list_name), group in groups.items():
-            consumed = [outcome for outcome in group if not outcome.waits]
+            consumed = [outcome for outcome in group if outcome.consumed]
             passed = sum(not outcome.problems for outcome in consumed)
-            waiting = len(group) - len(consumed)
+            waiting = sum(bool(outcome.waits) for outcome in group)
             lines.append(
                 f"{name:<29} {list_name:<11} {len(group):>6} {len(consumed):>9} {passed:>7} "
                 f"{waiting:>8}"
@@ -129,7 +133,7 @@ def conform(directory, folder, execute=execute):
     ):
         outcome.problems += problems
 
-    ready = [outcome for outcome in outcomes if not outcome.waits and outcome.item.form]
+    ready = [outcome for outcome in outcomes if outcome.consumed]
     jobs = [(outcome, job) for outcome in ready if (job := job_of(outcome.item))]
     decoded = decoded_problems([job.wqes for _, job in jobs])
     for (outcome, job), problems in zip(jobs, decoded, strict=True):

@@ -149,8 +149,9 @@ def doorbells_of(item):
             raw = item.bytes_of(write.get("bytes"), f"mmio[{number}].bytes")
             offset = item.number(write.get("uar_off"), f"mmio[{number}].uar_off")
             mask = write.get("defined", "1" * len(raw))
-            if len(raw) != write.get("len") or len(mask) != len(raw):
-                raise VectorError(f"{item.where}: mmio[{number}]: 'len', bytes and mask differ")
+            item.mask_of(mask, raw, f"mmio[{number}].bytes")
+            if len(raw) != write.get("len"):
+                raise VectorError(f"{item.where}: mmio[{number}]: 'len' is not that of its bytes")
             found.append((offset, raw, mask, item.raw("dbr_snd")))
         if "doorbell_8B" in data:
             found.append((_REGISTER, item.raw("doorbell_8B"), "1" * 8, item.raw("dbr_snd")))
