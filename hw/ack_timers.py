@@ -92,7 +92,7 @@ class AckTimers(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        timers = QpTable(m, "timers", _Timer, self._structure)
+        timers = QpTable(m, "running", _Timer, self._structure)
         dues = QpTable(m, "dues", NOW_BITS, self._structure)
         exponents = QpTable(m, "exponents", 5, self._structure)
 

@@ -140,6 +140,11 @@ class Court:
         events = self._joins.of(EventKind.RETIRED)
         count, when = self._times(events)
         self._retired = count > 0
+        failed = {
+            key: value[events["status"] != OpStatus.SUCCESS.value] for key, value in events.items()
+        }
+        # A WQE in error is told, signalled or not.
+        self._told = (self._messages["signaled"] != 0) | (self._times(failed)[0] > 0)
         for row in np.flatnonzero(count > 1).tolist():
             self.accuse(
                 "retired_twice",
@@ -163,7 +168,7 @@ class Court:
             )
 
     def completions(self, ended):
-        """One CQE for each signalled WQE, and none else; and software saw it.
+        """One CQE for each WQE that is signalled or in error, and none else; and software saw it.
 
         In a run that was stopped, CQEs may be on their way.
         """
@@ -174,20 +179,21 @@ class Court:
             "mark_index",
         )
         count, when = self._times(events)
-        signaled = self._messages["signaled"] != 0
         if ended in ("done", "hang"):
-            for row in np.flatnonzero(signaled & self._retired & (count == 0)).tolist():
+            for row in np.flatnonzero(self._told & self._retired & (count == 0)).tolist():
                 self.accuse(
                     "completion_lost",
-                    "retired and signalled, but no CQE was written",
+                    "retired, and signalled or in error, but no CQE was written",
                     **self._of(row),
                 )
-        for row in np.flatnonzero(count > signaled).tolist():
-            text = f"{count[row]} CQEs" + ("" if signaled[row] else ", and it was not signalled")
+        for row in np.flatnonzero(count > self._told).tolist():
+            text = f"{count[row]} CQEs" + ("" if self._told[row] else ", and it was not signalled")
             self.accuse("completion_twice", text, cycle=int(when[row]), **self._of(row))
         self._stray(events, "completion_twice", "a CQE of WQE {}, which was never posted")
         if ended == "done":
-            for row in np.flatnonzero(signaled & (count == 1) & (self._table["seen"] < 0)).tolist():
+            for row in np.flatnonzero(
+                (self._messages["signaled"] != 0) & (count == 1) & (self._table["seen"] < 0)
+            ).tolist():
                 self.accuse(
                     "completion_lost",
                     "its CQE was written, but never seen",

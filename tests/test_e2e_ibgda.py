@@ -154,14 +154,26 @@ def test_payload_in_host_memory_is_fenced_at_system_scope(tmp_path):
 def test_hang_names_the_queue_of_a_crowd(tmp_path):
     fault = [{"kind": "drop", "packet": "ack", "count": -1, "from": 1}]
     found = run(
-        of(workload=[put(producers=64, count=512)], fault=fault, nic={"sq_depth": 64},
-           check={"watchdog_us": 50}),
+        of(workload=[put(producers=64, count=512)], fault=fault,
+           nic={"sq_depth": 64, "ack_timeout": 0}, check={"watchdog_us": 50}),
         tmp_path,
     )  # fmt: skip
     assert found.result["verdict"] == "fail" and found.kinds() == {"hang"}
     (queue,) = found.result["hang"]["queues"]
     assert (queue["posted"], queue["rung"], queue["completed"]) == (64, 64, 0)
     assert "on the wire" in queue["waits"] and "dropped by a wire fault" in queue["waits"]
+
+
+def test_a_queue_that_gives_up_tells_every_wqe_signalled_or_not(tmp_path):
+    fault = [{"kind": "drop", "packet": "ack", "count": -1, "from": 1}]
+    found = run(
+        of(workload=[put(producers=64, count=512)], fault=fault,
+           nic={"sq_depth": 64, "timer_scale": 0.001}),
+        tmp_path,
+    )  # fmt: skip
+    assert found.kinds() == {"completion_status"}
+    statuses = found.result["paths"]["ibgda"]["messages"]["statuses"]
+    assert statuses == {"RETRY_EXC_ERR": 1, "WR_FLUSH_ERR": 511}
 
 
 @pytest.mark.parametrize(

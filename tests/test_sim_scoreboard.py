@@ -171,6 +171,19 @@ def test_completion_too_many(index):
     assert kinds(log) == ["completion_twice"]
 
 
+def test_a_wqe_in_error_is_told_once_signalled_or_not():
+    log = good_log()
+    log.messages[3]["signaled"] = 0
+    log.drop(EventKind.RETIRED, lambda fields: fields["wqe_index"] == 3)
+    log.add(EventKind.RETIRED, 10_900, 0, qp=0, wqe_index=3, blocks=1, signaled=0, status=5)
+    assert kinds(log) == ["completion_status"]
+    dropped = log.drop(
+        EventKind.COMMIT,
+        lambda fields: fields["mark"] & 0xF == MarkKind.CQE.value and fields["mark"] >> 16 == 3,
+    )
+    assert dropped == 1 and set(kinds(log)) == {"completion_status", "completion_lost"}
+
+
 def test_completion_in_error():
     log = good_log()
     log.drop(EventKind.RETIRED, lambda fields: fields["wqe_index"] == 3)
