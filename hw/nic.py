@@ -5,7 +5,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .cq_engine import CqEngine
-from .dma import DmaRead, DmaWrite
+from .dma_read import DmaRead
+from .dma_write import DmaWrite
 from .doorbell import Doorbell
 from .formats.events import Dropped, DropReason, EventKind, StallCause
 from .formats.roce import WireBeat
