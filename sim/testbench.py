@@ -20,7 +20,8 @@ from hw.config import Structure
 from . import addresses, connect
 from .agents.queue import SendQueue
 from .launch import LaunchError, launch
-from .machine import Machine, Node
+from .machine import Machine
+from .node import Node
 from .paths import PATHS
 from .scenario import SCHEMA, loads
 from .schema import show
