@@ -221,8 +221,6 @@ class NicConfig:
     push_wait_ns: float = 200.0
     #: Path MTU in payload bytes.
     mtu_bytes: int = 4096
-    #: 1: AckReq on every packet; 0: on the last packet of a message.
-    ack_every_packet: int = 0
     #: Factor on the ACK timeout and the RNR waits, so that a short run sees them.
     timer_scale: float = 1.0
 
@@ -240,7 +238,6 @@ class NicConfig:
         _within(self, "wqe_tags", 1, 128)
         _within(self, "payload_tags", 1, 512)
         _power_of_two(self, "mtu_bytes", 256, 4096)
-        _within(self, "ack_every_packet", 0, 1)
         _within(self, "timer_scale", 0.0001, 1)
 
 

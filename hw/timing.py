@@ -227,7 +227,7 @@ def _pack(layout, values):
     return word
 
 
-def timing_words(structure, pcie, memory, nic, wire, faults=()):
+def timing_words(structure, pcie, memory, nic, wire, faults=(), *, ack_every_packet=0):
     """The configuration words (64 bytes each, in index order) that load `Timing`.
 
     Parameters
@@ -236,6 +236,8 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
         Depths in force must not exceed its maxima.
     faults : sequence of (match, first, count, port)
         At most `FAULT_SLOTS` entries.
+    ack_every_packet : int
+        1: AckReq on every packet; 0: on the last packet of a message.
     """
     _check_fit(structure, pcie, nic, wire)
     word = _pack(
@@ -249,6 +251,7 @@ def timing_words(structure, pcie, memory, nic, wire, faults=()):
             "nic": _registers(
                 NicTiming,
                 nic,
+                ack_every_packet=ack_every_packet,
                 ack_unit=timer_unit(ACK_UNIT_NS * nic.timer_scale),
                 rnr_unit=timer_unit(RNR_UNIT_NS * nic.timer_scale),
             ),

@@ -28,7 +28,7 @@ def configuration(scenario, path):
     for node in range(scenario.nodes.count):
         writes += [
             (node, context.Table.TIMING, index, word)
-            for index, word in enumerate(scenario.timing_words(node))
+            for index, word in enumerate(scenario.timing_words(node, path))
         ]
     entries = PATHS[path].cq_entries(scenario)
     psn = queues.start_psn

@@ -13,7 +13,7 @@ from .work import Region, Workload
 if TYPE_CHECKING:
     from .scenario import Scenario
 
-__all__ = ["abilities", "depths", "inside", "reservations"]
+__all__ = ["abilities", "depths", "inside", "reservations", "threads"]
 
 
 def inside(
@@ -108,17 +108,44 @@ def abilities(scenario: "Scenario") -> None:
                     work.qp_by,
                     f'allowed "warp" or "cta" on path {path.name}, where 32 threads act as one',
                 )
+    proxied = next((name for name in scenario.paths if PATHS[name].proxied), None)
+    proxy, post_ns = scenario.proxy, scenario.cpu.post_ns
+    if proxied and proxy.service_ns < post_ns:
+        raise ConfigError(
+            f"proxy.service_{'warm' if proxy.warm else 'cold'}_ns",
+            proxy.service_ns,
+            f"allowed at least {post_ns:g} on path {proxied}: cpu.post_ns is part of it",
+        )
     reserving = next((name for name in scenario.paths if PATHS[name].reserves), None)
     if reserving and scenario.queues.cq != "collapsed":
         raise ConfigError("nic.cq", scenario.queues.cq, f'allowed "collapsed" on path {reserving}')
+
+
+def threads(scenario: "Scenario") -> None:
+    """Every producer is one thread: where a path's threads post to one QP each, so does it."""
+    bound = next((name for name in scenario.paths if not PATHS[name].roams), None)
+    if bound is None:
+        return
+    first: dict[tuple[int, int], int] = {}
+    for index, op in enumerate(scenario.operations):
+        other = first.setdefault((op.node, op.producer), index)
+        for key in ("peer", "qp"):
+            value, allowed = getattr(op, key), getattr(scenario.operations[other], key)
+            if value != allowed:
+                raise ConfigError(
+                    f"op.{index}.{key}",
+                    value,
+                    f"allowed {allowed}, that of op.{other}, or another producer: one of path "
+                    f"{bound} posts to one QP",
+                )
 
 
 def reservations(scenario: "Scenario") -> None:
     """Nobody who waits for free blocks holds back the doorbell of what fills them."""
     if not any(PATHS[path].reserves for path in scenario.paths):
         return
-    threads = {(op.node, op.peer, op.producer) for op in scenario.operations}
-    warps = any(work.full_warps for work in scenario.workloads) or len(threads) >= 32
+    producers = {(op.node, op.peer, op.producer) for op in scenario.operations}
+    warps = any(work.full_warps for work in scenario.workloads) or len(producers) >= 32
     most, depth = 32 if warps else 1, scenario.queues.sq_depth
     if most > depth:
         raise ConfigError(

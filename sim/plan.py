@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hw.config import ConfigError
 
-from .feasibility import abilities, depths, inside, reservations
+from .feasibility import abilities, depths, inside, reservations, threads
 from .paths import PATHS
 from .placement import Slots, regions_of
 from .work import Operation, Region, Workload
@@ -274,6 +274,7 @@ def make_plan(scenario: "Scenario") -> Plan:
         lambda size, path: wqe_blocks(size, size <= inline_max[path], segments[path]),
     )
     abilities(scenario)
+    threads(scenario)
     reservations(scenario)
     connections = _connections(scenario)
     slots = Slots(scenario.operations)

@@ -103,10 +103,17 @@ class Scenario:
             qps *= 2
         return default if qps == default.qps else replace(default, qps=qps)
 
-    def timing_words(self, node: int) -> list[bytes]:
-        """Configuration words that load the timing of one node."""
-        faults = [fault.slot for fault in self.faults if fault.node == node]
-        return timing_words(self.structure, self.pcie, self.memory, self.nic, self.wire, faults)
+    def timing_words(self, node: int, path: str) -> list[bytes]:
+        """Configuration words that load the timing of one node for a path."""
+        return timing_words(
+            self.structure,
+            self.pcie,
+            self.memory,
+            self.nic,
+            self.wire,
+            [fault.slot for fault in self.faults if fault.node == node],
+            ack_every_packet=PATHS[path].ack_every_packet(self),
+        )
 
     @property
     def structure_hash(self) -> str:
@@ -346,7 +353,7 @@ class _Loader:
             plan = scenario.plan
             self._measured(scenario)
             for node in range(scenario.nodes.count):
-                scenario.timing_words(node)
+                scenario.timing_words(node, scenario.paths[0])
         except ConfigError as error:
             raise bad(self._full(error.field), error.value, error.allowed) from None
         assert plan.messages

@@ -11,7 +11,7 @@ from math import inf
 from hw.config import ACK_UNIT_NS, ConfigError
 
 from .names import METRICS
-from .paths import PATHS
+from .paths import BY_PATH, PATHS
 from .schema import Checked, choice, flag, number, power_of_two, sequence
 from .work import DATA_BYTES, MAX_MESSAGE_BYTES
 
@@ -221,6 +221,14 @@ class QueueConfig(Checked):
         0,
         (1 << 24) - 1,
         0,
+    )
+    ack_every_packet: int = number(
+        "1: AckReq on every packet; 0: on the last packet of a message; -1: as the path's software "
+        "sets up its QPs, every packet for ibgda and the last one for others.",
+        0,
+        1,
+        BY_PATH,
+        extra=(BY_PATH,),
     )
     ack_timeout: int = number(
         "Exponent of the ACK timeout, 4.096 us x 2^t x timer_scale; 0: wait for ever.", 0, 31, 14

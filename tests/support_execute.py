@@ -19,7 +19,7 @@ __all__ = ["execute"]
 
 def _timing():
     text = toml(op=[{"node": 0, "peer": 1, "size": 8, "verb": "write"}])
-    return loads(text, "conformance.toml").timing_words(0)
+    return loads(text, "conformance.toml").timing_words(0, "gda_minimal")
 
 
 class _Image:

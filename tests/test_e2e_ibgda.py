@@ -78,6 +78,20 @@ def test_full_warp_shares_one_doorbell_and_one_completion(tmp_path):
         assert len({row[f"at_{name}_ns"] for row in rows[:32]}) == 1
 
 
+def test_every_packet_of_a_put_is_acknowledged(tmp_path):
+    """The QPs of other paths ask with the last packet of a message only."""
+    text = toml(paths=["ibgda", "gda_minimal"], workload=[put(size=[20_000], count=3)])
+    for sets, of_ibgda, of_other in (
+        ((), 15, 3),
+        (("nic.ack_every_packet=0",), 3, 3),
+        (("nic.ack_every_packet=1",), 15, 15),
+    ):
+        found = run(text, tmp_path, *sets).must_pass()
+        for path, acks in (("ibgda", of_ibgda), ("gda_minimal", of_other)):
+            counters = found.result["paths"][path]["counters"]
+            assert (counters["packets_request"], counters["packets_ack"]) == (15, acks)
+
+
 @pytest.mark.parametrize(
     ("work", "tables"),
     [
