@@ -12,7 +12,7 @@ from hw.config import ACK_UNIT_NS, ConfigError
 
 from .names import METRICS
 from .paths import BY_PATH, PATHS
-from .schema import Checked, choice, flag, number, power_of_two, sequence
+from .schema import Checked, choice, flag, number, power_of_two, sequence, text
 from .work import DATA_BYTES, MAX_MESSAGE_BYTES
 
 __all__ = [
@@ -317,6 +317,11 @@ class Expect(Checked):
     equal: float | None = number("Value = this.", -inf, None, None, extra=(None,))
     within: tuple[float, ...] = sequence(
         "[low, high]: low <= value <= high.", -inf, None, (0, 2), ()
+    )
+    miss: str = text(
+        "Why it is known not to hold, at none of the values that it covers: the run fails where it "
+        "does hold.",
+        "",
     )
 
     def __post_init__(self) -> None:
