@@ -4,11 +4,12 @@ from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import TIMER_FRACTION, NicTiming
 from .formats.context import Table, TxContext
 from .lib.delay import NEVER, NOW_BITS, earliest
 from .qp_context import ConfigPort
 from .qp_table import QpTable
+from .timing import NicTiming
+from .units import TIMER_FRACTION
 
 __all__ = ["AckTimers", "Expired", "TimerAction"]
 
@@ -91,7 +92,7 @@ class AckTimers(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        timers = QpTable(m, "timers", _Timer, self._structure)
+        timers = QpTable(m, "running", _Timer, self._structure)
         dues = QpTable(m, "dues", NOW_BITS, self._structure)
         exponents = QpTable(m, "exponents", 5, self._structure)
 

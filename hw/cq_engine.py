@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, unsigned
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .formats.context import CqContext, Table
 from .formats.dma import WriteRequest
 from .formats.events import CqeIssued, Dropped, DropReason, EventKind
@@ -17,6 +16,7 @@ from .lib.delay import NOW_BITS, DelayLine
 from .lib.stream import connect
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
+from .timing import NicTiming
 
 __all__ = ["DELAY_DEPTH", "CqEngine"]
 
@@ -107,29 +107,62 @@ class CqEngine(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        qps, bits = self._structure.qps, self._structure.qp_bits
         m.submodules.delay = delay = DelayLine(Completion, DELAY_DEPTH)
-        m.submodules.indices = indices = memory.Memory(
-            shape=unsigned(_INDEX_BITS), depth=2 * qps, init=[]
-        )
-        start, advance = indices.write_port(), indices.write_port()
-        index = indices.read_port(domain="comb")
-
-        # Delay, then one completion at work; its context is read in the cycle in which it comes and
-        # held while it waits.
         connect(m, self.completions, delay.i)
-        work, working, done = Signal(Completion), Signal(), Signal()
+
+        # After the delay one completion is at work, until it is written or found unknown.
+        done, written = Signal(), Signal()
+        work, working, context = self._take(m, delay, done)
+        known = working & context.valid
+        index = self._indices(m, work, written)
+        entry, owner = self._place(m, context, index)
+
+        # Request and line, each taken once.
+        request_gone, line_gone = Signal(), Signal()
+        self._request(m, work, context, entry, known & ~request_gone)
+        self._line(m, work, context, owner, known & ~line_gone)
+        request_goes = known & (request_gone | self.writes.ready)
+        line_goes = known & (line_gone | self.lines.ready)
+        m.d.comb += [
+            written.eq(request_goes & line_goes),
+            done.eq(written | (working & ~context.valid)),
+        ]
+        with m.If(done):
+            m.d.sync += [request_gone.eq(0), line_gone.eq(0)]
+        with m.Else():
+            m.d.sync += [request_gone.eq(request_goes), line_gone.eq(line_goes)]
+
+        self._report(m, work, working & ~context.valid, owner)
+        m.d.comb += [self.quiet.eq(~working & delay.quiet), self.due.eq(delay.due)]
+        return m
+
+    def _take(self, m, delay, done):
+        """The completion at work and the context of its CQ, which is read in the cycle in which it
+        comes, and held while it waits.
+        """
+        work, working, context = Signal(Completion), Signal(), Signal(CqContext)
         m.d.comb += [
             delay.now.eq(self.now),
             delay.latency.eq(self.timing.cqe),
             delay.o.ready.eq(~working | done),
             self.cq.address.eq(Mux(delay.o.ready, delay.o.payload.qp, work.qp)),
             self.receive_cq.address.eq(self.cq.address),
+            context.eq(Mux(work.receive, self.receive_cq.data, self.cq.data)),
         ]
         with m.If(delay.o.ready):
             m.d.sync += [working.eq(delay.o.valid), work.eq(delay.o.payload)]
+        return work, working, context
 
-        # Producer indices: those of what is sent below those of what is received.
+    def _indices(self, m, work, written):
+        """Producer indices of all CQs, of what is sent below those of what is received; that of the
+        completion at work is returned, and grows with a write.
+        """
+        qps, bits = self._structure.qps, self._structure.qp_bits
+        m.submodules.indices = indices = memory.Memory(
+            shape=unsigned(_INDEX_BITS), depth=2 * qps, init=[]
+        )
+        start, advance = indices.write_port(), indices.write_port()
+        index = indices.read_port(domain="comb")
         table, queue = self.config.payload.table, self.config.payload.index
         configured = CqContext(self.config.payload.data[: CqContext.as_shape().size])
         m.d.comb += [
@@ -139,65 +172,62 @@ class CqEngine(wiring.Component):
             index.addr.eq(Cat(work.qp[:bits], work.receive)),
             advance.addr.eq(index.addr),
             advance.data.eq(index.data + 1),
+            advance.en.eq(written),
         ]
+        return index.data
 
-        context, known = Signal(CqContext), Signal()
-        m.d.comb += context.eq(Mux(work.receive, self.receive_cq.data, self.cq.data))
+    def _place(self, m, context, index):
+        """Entry and owner bit of a producer index."""
         mask, entry, owner = Signal(24), Signal(24), Signal()
         m.d.comb += [
-            known.eq(working & context.valid),
             mask.eq((Const(1, 1) << context.depth_log2) - 1),
-            entry.eq(Mux(context.collapsed, 0, index.data & mask)),
-            owner.eq(~context.collapsed & index.data.bit_select(context.depth_log2, 1)),
+            entry.eq(Mux(context.collapsed, 0, index & mask)),
+            owner.eq(~context.collapsed & index.bit_select(context.depth_log2, 1)),
         ]
+        return entry, owner
 
-        # Request and line, each taken once.
-        request, line = self.writes.payload, self.lines.payload
-        request_gone, line_gone = Signal(), Signal()
+    def _request(self, m, work, context, entry, valid):
+        """The write of a CQE."""
+        request = self.writes.payload
         m.d.comb += [
-            self.writes.valid.eq(known & ~request_gone),
+            self.writes.valid.eq(valid),
             request.address.eq(context.base + (entry << 6)),
             request.length.eq(64),
             request.mark.kind.eq(Mux(work.receive, MarkKind.RECEIVE_CQE, MarkKind.CQE)),
             request.mark.qp.eq(work.qp),
             request.mark.index.eq(work.wqe_index),
-            self.lines.valid.eq(known & ~line_gone),
+        ]
+
+    def _line(self, m, work, context, owner, valid):
+        """Its bytes."""
+        line = self.lines.payload
+        m.d.comb += [
+            self.lines.valid.eq(valid),
             line.lane.eq(0),
             line.count.eq(64),
             line.last.eq(1),
-            advance.en.eq(
-                known & (request_gone | self.writes.ready) & (line_gone | self.lines.ready)
-            ),
-            done.eq(advance.en | (working & ~context.valid)),
         ]
         # Under a condition, so that a simulator skips the byte reversal of no CQE.
         cqe, shown = _cqe(m, self.cqe, work, context, owner), Signal(512)
         with m.If(self.lines.valid):
             m.d.comb += shown.eq(cqe)
         m.d.comb += line.data.eq(shown)
-        with m.If(done):
-            m.d.sync += [request_gone.eq(0), line_gone.eq(0)]
-        with m.Else():
-            m.d.sync += [
-                request_gone.eq(known & (request_gone | self.writes.ready)),
-                line_gone.eq(known & (line_gone | self.lines.ready)),
-            ]
 
+    def _report(self, m, work, unknown, owner):
+        """The event of a write, or of a completion whose CQ has no context."""
+        issued, dropped = self.on_issued, self.on_dropped
         m.d.comb += [
-            self.quiet.eq(~working & delay.quiet),
-            self.due.eq(delay.due),
-            self.on_issued.valid.eq(self.writes.valid & self.writes.ready),
-            self.on_issued.payload.qp.eq(work.qp),
-            self.on_issued.payload.wqe_index.eq(work.wqe_index),
-            self.on_issued.payload.address.eq(request.address),
-            self.on_issued.payload.owner.eq(owner),
-            self.on_issued.payload.receive.eq(work.receive),
-            self.on_dropped.valid.eq(working & ~context.valid),
-            self.on_dropped.payload.reason.eq(DropReason.CQ_UNKNOWN),
-            self.on_dropped.payload.qp.eq(work.qp),
-            self.on_dropped.payload.info.eq(work.wqe_index),
+            issued.valid.eq(self.writes.valid & self.writes.ready),
+            issued.payload.qp.eq(work.qp),
+            issued.payload.wqe_index.eq(work.wqe_index),
+            issued.payload.address.eq(self.writes.payload.address),
+            issued.payload.owner.eq(owner),
+            issued.payload.receive.eq(work.receive),
+            dropped.valid.eq(unknown),
+            dropped.payload.reason.eq(DropReason.CQ_UNKNOWN),
+            dropped.payload.qp.eq(work.qp),
+            dropped.payload.info.eq(work.wqe_index),
         ]
-        return m
 
 
 def _cqe(m, good, completion, context, owner):

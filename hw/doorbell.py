@@ -4,7 +4,6 @@ from amaranth.hdl import Module, Mux, Signal, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .formats import mlx5
 from .formats.context import SqContext
 from .formats.events import Dropped, DropReason, EventKind, Stall, StallCause
@@ -16,6 +15,7 @@ from .lib.stream import connect
 from .lib.trace import Probe, StallMeter
 from .push_store import PushStore
 from .qp_context import ContextPort
+from .timing import NicTiming
 
 __all__ = ["PUSH_LINES", "Doorbell"]
 
@@ -139,61 +139,22 @@ class Doorbell(wiring.Component):
         connect(m, delay.o, self.rings)
         connect(m, lines.o, self.pushes)
 
-        # A doorbell needs a place in the FIFO until its ring is taken. While a torn push rings, the
-        # beat that tore it waits.
-        places, has_place = Signal(range(self._structure.doorbell_fifo + 1)), Signal()
-        accepted, tears = Signal(), Signal()
+        # A beat is looked at, and taken if there is a place for its ring.
+        tears = Signal()
         incoming = self._parse(m, self.writes.payload)
-        m.d.comb += [
-            has_place.eq(~incoming.asks | (places < self.timing.doorbell_fifo_depth)),
-            self.writes.ready.eq(has_place & ~tears),
-            accepted.eq(self.writes.valid & self.writes.ready),
-            stall.stalled.eq(self.writes.valid & ~has_place),
-        ]
+        places, accepted = self._accept(m, incoming, tears, stall)
 
         # One cycle later the context is there, and the beat is judged.
-        beat, held, judged = Signal(_Beat), Signal(), Signal()
-        m.d.sync += held.eq(accepted | (held & tears))
-        with m.If(accepted):
-            m.d.sync += beat.eq(incoming)
-        known, usable, begins = Signal(), Signal(), Signal()
-        m.d.comb += [
-            self.sq.address.eq(Mux(tears, beat.qpn, incoming.qpn)[: self._structure.qp_bits]),
-            judged.eq(held & ~tears),
-            known.eq(beat.asks & self.sq.data.valid & (self.sq.data.qpn == beat.qpn)),
-            usable.eq(
-                known
-                & beat.whole
-                & (beat.blocks != 0)
-                & (beat.blocks <= _REGISTER_LINES)
-                & (lines.level + beat.blocks <= PUSH_LINES)
-            ),
-            begins.eq(judged & usable & (beat.blocks != 1)),
-        ]
-        ring = Signal(Ring)
-        m.d.comb += [
-            ring.qp.eq(beat.qpn[: self._structure.qp_bits]),
-            ring.qpn.eq(beat.qpn),
-            ring.producer.eq(beat.index + beat.blocks),
-            ring.pushed.eq(usable),
-            ring.index.eq(beat.index),
-            ring.blocks.eq(Mux(usable, beat.blocks, 0)),
-        ]
+        beat, held, judged = self._hold(m, incoming, accepted, tears)
+        known, usable, begins = self._judge(m, beat, judged, lines.level)
+        ring = self._ring(m, beat, usable)
 
-        # The push whose lines are still coming.
+        # It may begin, continue or end the push whose lines are still coming.
         push, under_way, continues = Signal(_Push), Signal(), Signal()
         ends, expired = Signal(), Signal()
         self._follow(m, push, under_way, beat, held, continues, expired, tears)
         m.d.comb += ends.eq(continues & (push.left == 1))
-        with m.If(begins):
-            m.d.sync += [
-                push.ring.eq(ring),
-                push.line.eq(beat.address[6:] + 1),
-                push.left.eq(beat.blocks - 1),
-                push.until.eq(self.now + self.timing.push_wait),
-            ]
-        with m.Elif(continues):
-            m.d.sync += [push.line.eq(push.line + 1), push.left.eq(push.left - 1)]
+        self._collect(m, push, beat, ring, begins, continues)
         with m.If(begins | ends | tears):
             m.d.sync += under_way.eq(begins)
         m.d.comb += [
@@ -204,24 +165,13 @@ class Doorbell(wiring.Component):
         ]
 
         # What rings: a torn push, a whole one, or the doorbell itself.
-        late = Signal(Ring)
-        m.d.comb += late.eq(push.ring)
-        with m.If(tears):
-            m.d.comb += [late.pushed.eq(0), late.blocks.eq(0)]
         m.d.comb += [
-            delay.i.payload.eq(Mux(tears | ends, late, ring)),
+            delay.i.payload.eq(Mux(tears | ends, self._late(m, push, tears), ring)),
             delay.i.valid.eq(tears | ends | (judged & known & ~begins)),
             delay.now.eq(self.now),
             delay.latency.eq(self.timing.doorbell),
         ]
-
-        takes_place, frees_place, leaves = Signal(), Signal(), Signal()
-        m.d.comb += [
-            takes_place.eq(accepted & incoming.asks),
-            frees_place.eq(judged & beat.asks & ~known),
-            leaves.eq(self.rings.valid & self.rings.ready),
-        ]
-        m.d.sync += places.eq(places + takes_place - frees_place - leaves)
+        self._count(m, places, accepted & incoming.asks, judged & beat.asks & ~known)
 
         self._report(m, beat, judged & beat.first & ~continues, known, usable, push, tears)
         wiring.connect(m, stall.event, wiring.flipped(self.on_stall_fifo))
@@ -257,6 +207,63 @@ class Doorbell(wiring.Component):
         ]
         return beat
 
+    def _accept(self, m, incoming, tears, stall):
+        """Takes a beat. A doorbell needs a place in the FIFO until its ring is taken; while a torn
+        push rings, the beat that tore it waits.
+        """
+        places, has_place = Signal(range(self._structure.doorbell_fifo + 1)), Signal()
+        accepted = Signal()
+        m.d.comb += [
+            has_place.eq(~incoming.asks | (places < self.timing.doorbell_fifo_depth)),
+            self.writes.ready.eq(has_place & ~tears),
+            accepted.eq(self.writes.valid & self.writes.ready),
+            stall.stalled.eq(self.writes.valid & ~has_place),
+        ]
+        return places, accepted
+
+    def _hold(self, m, incoming, accepted, tears):
+        """The beat that is judged, from the cycle after it was accepted; with its context."""
+        beat, held, judged = Signal(_Beat), Signal(), Signal()
+        m.d.sync += held.eq(accepted | (held & tears))
+        with m.If(accepted):
+            m.d.sync += beat.eq(incoming)
+        m.d.comb += [
+            self.sq.address.eq(Mux(tears, beat.qpn, incoming.qpn)[: self._structure.qp_bits]),
+            judged.eq(held & ~tears),
+        ]
+        return beat, held, judged
+
+    def _judge(self, m, beat, judged, waiting_lines):
+        """Whether a beat is a doorbell of a known QP, brings lines that can be used, and is the
+        first of several.
+        """
+        known, usable, begins = Signal(), Signal(), Signal()
+        m.d.comb += [
+            known.eq(beat.asks & self.sq.data.valid & (self.sq.data.qpn == beat.qpn)),
+            usable.eq(
+                known
+                & beat.whole
+                & (beat.blocks != 0)
+                & (beat.blocks <= _REGISTER_LINES)
+                & (waiting_lines + beat.blocks <= PUSH_LINES)
+            ),
+            begins.eq(judged & usable & (beat.blocks != 1)),
+        ]
+        return known, usable, begins
+
+    def _ring(self, m, beat, usable):
+        """What a doorbell rings, once its push is whole."""
+        ring = Signal(Ring)
+        m.d.comb += [
+            ring.qp.eq(beat.qpn[: self._structure.qp_bits]),
+            ring.qpn.eq(beat.qpn),
+            ring.producer.eq(beat.index + beat.blocks),
+            ring.pushed.eq(usable),
+            ring.index.eq(beat.index),
+            ring.blocks.eq(Mux(usable, beat.blocks, 0)),
+        ]
+        return ring
+
     def _follow(self, m, push, under_way, beat, held, continues, expired, tears):
         """Whether the beat is the next line of the push under way, or the end of it."""
         same_register, meets = Signal(), Signal()
@@ -267,6 +274,38 @@ class Doorbell(wiring.Component):
             expired.eq(under_way & (push.until <= self.now)),
             tears.eq(under_way & ~continues & (expired | (held & meets))),
         ]
+
+    def _collect(self, m, push, beat, ring, begins, continues):
+        """Begins a push with the beat, or goes on to its next line."""
+        with m.If(begins):
+            m.d.sync += [
+                push.ring.eq(ring),
+                push.line.eq(beat.address[6:] + 1),
+                push.left.eq(beat.blocks - 1),
+                push.until.eq(self.now + self.timing.push_wait),
+            ]
+        with m.Elif(continues):
+            m.d.sync += [push.line.eq(push.line + 1), push.left.eq(push.left - 1)]
+
+    def _late(self, m, push, tears):
+        """What a push rings at its end; torn, it is a plain doorbell."""
+        late = Signal(Ring)
+        m.d.comb += late.eq(push.ring)
+        with m.If(tears):
+            m.d.comb += [late.pushed.eq(0), late.blocks.eq(0)]
+        return late
+
+    def _count(self, m, places, takes, frees):
+        """Places of the FIFO in use: of all that ask, until they ring nothing or their ring is
+        taken.
+        """
+        takes_place, frees_place, leaves = Signal(), Signal(), Signal()
+        m.d.comb += [
+            takes_place.eq(takes),
+            frees_place.eq(frees),
+            leaves.eq(self.rings.valid & self.rings.ready),
+        ]
+        m.d.sync += places.eq(places + takes_place - frees_place - leaves)
 
     def _report(self, m, beat, first, known, usable, push, tears):
         """The event of a write or push that does not, or not fully, do what it asks for."""

@@ -4,8 +4,8 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import FaultTiming
 from .opcodes import is_response
+from .timing import FaultTiming
 
 __all__ = ["FaultInjector"]
 

@@ -4,11 +4,11 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import MemoryTiming
 from .formats.events import Commit, EventKind
 from .formats.tlp import ADDRESS_BITS, CompletionBeat, Mark, Port, PostedBeat, ReadBeat
 from .lib.delay import NEVER, NOW_BITS, DelayLine, earliest
 from .lib.trace import Probe
+from .timing import MemoryTiming
 
 __all__ = ["Memory"]
 

@@ -4,9 +4,9 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import FaultTiming, NicTiming, WireTiming
 from .cq_engine import CqEngine
-from .dma import DmaRead, DmaWrite
+from .dma_read import DmaRead
+from .dma_write import DmaWrite
 from .doorbell import Doorbell
 from .formats.events import Dropped, DropReason, EventKind, StallCause
 from .formats.op import Completion
@@ -23,6 +23,7 @@ from .qp_context import ConfigPort, QpContext
 from .receive_queue import ReceiveQueue
 from .requester import Requester
 from .responder import Responder
+from .timing import FaultTiming, NicTiming, WireTiming
 from .wire import Wire, WirePort, of_port
 from .wq_engine import WqEngine
 

@@ -6,7 +6,6 @@ from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import Flow, In, Out
 
-from .config import Timing
 from .formats.command import MAILBOXES, MEMORIES, Command
 from .formats.context import ConfigWrite, Table
 from .formats.events import EVENTS, SoftwareEvent
@@ -18,6 +17,7 @@ from .memory import Memory
 from .nic import Nic
 from .pcie_switch import PcieFabric
 from .processor import Processor
+from .timing import Timing
 from .wire import WirePort, of_port
 
 __all__ = ["Node", "SoftwareTrace"]

@@ -4,13 +4,14 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import BYTE_FRACTION, PcieTiming
 from .formats.events import EventKind, Stall, StallCause, TlpSent
 from .formats.tlp import ADDRESS_BITS, CompletionBeat, Mark, PostedBeat, ReadBeat, TlpClass
 from .lib.delay import NOW_BITS, DelayLine, earliest
 from .lib.rate import RateMeter
 from .lib.trace import Probe, StallMeter
 from .pcie_class import ORDER_BITS, UNIT_BITS, Credits, ReceiveQueue, TlpChoice
+from .timing import PcieTiming
+from .units import BYTE_FRACTION
 
 __all__ = ["Pcie", "PcieLink"]
 

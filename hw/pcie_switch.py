@@ -4,11 +4,11 @@ from amaranth.hdl import Cat, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import PcieTiming
 from .formats.tlp import CompletionBeat, Port, PostedBeat, ReadBeat, claims
 from .lib.arbiter import Arbiter
 from .lib.delay import NOW_BITS, earliest
 from .pcie import Pcie, PcieLink
+from .timing import PcieTiming
 
 __all__ = ["PcieFabric", "PcieSwitch"]
 

@@ -56,7 +56,7 @@ class QpStates(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        states = QpTable(m, "states", QpState, self._structure)
+        states = QpTable(m, "kept", QpState, self._structure)
         for qp, failed in zip(self.ask, self.failed, strict=True):
             m.d.comb += failed.eq(states.read(qp) == QpState.ERR)
 

@@ -4,7 +4,6 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .formats.context import TxContext
 from .formats.events import (
     AckReceived,
@@ -24,6 +23,7 @@ from .qp_context import ConfigPort, ContextPort
 from .recovery import RecoveryPort
 from .retirer import Retirer
 from .segmenter import Packet, ReadsPort, Segmenter
+from .timing import NicTiming
 
 __all__ = ["Requester"]
 

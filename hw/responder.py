@@ -6,7 +6,6 @@ from amaranth.lib.wiring import In, Out
 
 from .answers import Answer, AnswerKind, Answers
 from .atomic_unit import AtomicUnit
-from .config import NicTiming
 from .formats.context import RxContext, Table
 from .formats.dma import Placement, ReadLine, ReadRequest
 from .formats.events import Dropped, DropReason, EventKind
@@ -22,6 +21,7 @@ from .placer import Placer
 from .qp_context import ConfigPort, ContextPort
 from .qp_table import QpTable
 from .read_server import ReadServer
+from .timing import NicTiming
 
 __all__ = ["Responder"]
 

@@ -6,7 +6,6 @@ from amaranth.lib.wiring import In, Out
 
 from .ack_checker import AckChecker, Identity
 from .ack_timers import AckTimers, TimerAction
-from .config import NicTiming
 from .formats.context import Table, TxContext
 from .formats.events import (
     AckReceived,
@@ -29,6 +28,7 @@ from .qp_state import QpStates
 from .qp_table import QpTable
 from .recovery import Recovery, Trigger
 from .segmenter import Silenced, Started
+from .timing import NicTiming
 
 __all__ = ["Retirer"]
 

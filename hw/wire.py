@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import BYTE_FRACTION, FAULT_SLOTS, FaultTiming, WireTiming
 from .fault_injector import FaultInjector
 from .formats.events import (
     Dropped,
@@ -23,6 +22,8 @@ from .lib.rate import RateMeter
 from .lib.stream import Queue
 from .lib.trace import Probe, StallMeter
 from .opcodes import is_response
+from .timing import FAULT_SLOTS, FaultTiming, WireTiming
+from .units import BYTE_FRACTION
 
 __all__ = ["Wire", "WirePort", "of_port"]
 

@@ -4,7 +4,6 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import NicTiming
 from .fence_gate import FenceGate
 from .formats.context import SqContext
 from .formats.dma import ReadLine, ReadRequest
@@ -15,6 +14,7 @@ from .lib.stream import connect
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
 from .recovery import RecoveryPort
+from .timing import NicTiming
 from .wq_scheduler import WqScheduler
 from .wqe_decoder import WqeDecoder
 from .wqe_intake import WqeBlock, WqeIntake

@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import ITEM_FRACTION, NicTiming
 from .formats.context import SqContext, Table
 from .formats.dma import ReadRequest
 from .formats.events import (
@@ -22,7 +21,9 @@ from .lib.stream import connect, skid
 from .lib.trace import Probe
 from .qp_context import ConfigPort, ContextPort
 from .qp_table import QpTable
+from .timing import NicTiming
 from .turn_queue import TurnNap, TurnQueue, WindowMeter
+from .units import ITEM_FRACTION
 from .wqe_intake import PushedBlock
 
 __all__ = ["WqScheduler"]

@@ -4,7 +4,6 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .config import ITEM_FRACTION
 from .formats import mlx5
 from .formats.events import EventKind, Stall, StallCause
 from .formats.layout import lanes
@@ -14,6 +13,7 @@ from .lib.rate import RateMeter
 from .lib.stream import connect, skid
 from .lib.trace import Probe, StallMeter
 from .qp_table import QpTable
+from .units import ITEM_FRACTION
 from .wqe_intake import WqeBlock
 from .wqe_segments import DataSegment, WqeKind, decode_kind
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import cocotb
 import numpy as np
 
-from hw.config import cycles
 from hw.formats.events import EventKind
+from hw.units import cycles
 
 from . import addresses, connect, image, reference
 from .agents import gda_minimal, ibgda, ibrc, verbs

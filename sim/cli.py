@@ -13,8 +13,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .build import WAVE_FORMATS
 from .schema import BadInput
+from .toolchain import WAVE_FORMATS, BuildError
 
 __all__ = ["main"]
 
@@ -166,7 +166,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     scenario = load(arguments.scenario, arguments.overrides, arguments.seed)
 
-    from .build import BuildError
     from .launch import LaunchError
     from .progress import Progress
     from .report.tables import report
@@ -207,7 +206,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _waves(arguments: argparse.Namespace) -> int:
-    from .build import BuildError
     from .launch import LaunchError
     from .progress import Progress
     from .waves.request import parse
@@ -234,7 +232,6 @@ def _waves(arguments: argparse.Namespace) -> int:
 
 
 def _regress(arguments: argparse.Namespace) -> int:
-    from .build import BuildError
     from .launch import LaunchError
     from .regress import Options, cores, regress
 
@@ -304,7 +301,6 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.write:
         check_section(arguments.write, "bench")
 
-    from .build import BuildError
     from .launch import LaunchError
     from .progress import Progress
     from .speed import bars

@@ -9,7 +9,7 @@ alone, which is what presets are calibrated with.
 
 from dataclasses import dataclass, field
 
-from hw.config import BYTE_FRACTION, byte_interval, cycles
+from hw.units import BYTE_FRACTION, byte_interval, cycles
 
 __all__ = [
     "LINE",

@@ -2,9 +2,9 @@
 path, which is out of scope.
 """
 
-from hw.config import cycles
 from hw.formats import context
 from hw.formats.layout import Codec
+from hw.units import cycles
 
 from . import addresses
 from .paths import PATHS
@@ -28,7 +28,7 @@ def configuration(scenario, path):
     for node in range(scenario.nodes.count):
         writes += [
             (node, context.Table.TIMING, index, word)
-            for index, word in enumerate(scenario.timing_words(node))
+            for index, word in enumerate(scenario.timing_words(node, path))
         ]
     entries = PATHS[path].cq_entries(scenario)
     psn = queues.start_psn

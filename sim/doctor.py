@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .toolchain import MINIMUM_VERILATOR, BuildError, find_verilator
+
 __all__ = ["Facts", "Finding", "examine", "look", "main"]
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_COMPILER = (10, 0)
-MINIMUM_VERILATOR = (5, 36)
 COCOTB = (2, 1)
 #: Reserved, not used, address space: 64 GiB for each of two memories of two nodes.
 ADDRESS_SPACE_GIB = 256
@@ -150,8 +151,6 @@ def _package(name: str) -> str:
 
 
 def _verilator() -> str:
-    from .build import BuildError, find_verilator
-
     try:
         return _dotted(find_verilator().version)
     except BuildError:

@@ -5,7 +5,7 @@ import numpy as np
 from hw.formats.events import DropReason, EventKind
 from hw.formats.roce import RoceOpcode
 
-from .timeline import REQUEST_OPCODES, Joins, columns, group
+from .joins import REQUEST_OPCODES, Joins, columns, group
 
 __all__ = ["LAST_EVENTS", "hang_report"]
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .scenario import Scenario
 
-__all__ = ["PATHS", "Path"]
+__all__ = ["BY_PATH", "PATHS", "Path"]
+
+#: `nic.ack_every_packet` as the path's software sets up its QPs.
+BY_PATH = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,10 @@ class Path:
     own_signals: bool = False
     #: Who may be a producer (`workload.scope`).
     scopes: tuple[str, ...] = ("thread",)
+    #: Its QPs ask for an ACK with every packet, not only with the last one of a message.
+    acks_every_packet: bool = False
+    #: A producer may have explicit operations on several QPs and peers.
+    roams: bool = False
     #: Puts scalar values; inside the WQE, where a GPU builds it.
     scalars: bool = False
     #: Threads reserve blocks of shared queues, 32 at once where a full warp acts as one.
@@ -54,6 +61,11 @@ class Path:
     def segments(self, scenario: "Scenario") -> int:
         """Data segments of a WQE that points to its payload."""
         return scenario.gpu.segments if self.gathers else 1
+
+    def ack_every_packet(self, scenario: "Scenario") -> int:
+        """1: AckReq on every packet; 0: on the last packet of a message."""
+        given = scenario.queues.ack_every_packet
+        return int(self.acks_every_packet) if given == BY_PATH else given
 
     def cq_entries(self, scenario: "Scenario") -> int:
         """CQEs of its completion queues; 1 means collapsed, which host verbs never are."""
@@ -80,8 +92,17 @@ PATHS: dict[str, Path] = {
             scalars=True,
             reserves=True,
             own_signals=True,
+            # Ref: NVSHMEM's `log_ack_req_freq` of 0 as read (flows 1.1, 3.5).
+            acks_every_packet=True,
         ),
-        Path(name="ibrc", processor="cpu", proxied=True, scalars=True, own_signals=True),
+        Path(
+            name="ibrc",
+            processor="cpu",
+            proxied=True,
+            scalars=True,
+            own_signals=True,
+            roams=True,
+        ),
         Path(name="verbs", processor="cpu", inlines=True, batches=True),
     )
 }

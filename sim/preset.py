@@ -8,7 +8,7 @@ from typing import Any
 
 from hw.config import MemoryConfig, NicConfig, PcieConfig, WireConfig
 
-from .schema import BadInput, Reader, check_fields, choice, sequence, text
+from .schema import BadInput, Checked, Reader, choice, sequence, text
 from .sections import CpuConfig, GpuConfig, MemorySizes, NodesConfig, ProxyConfig, QueueConfig
 
 __all__ = ["CLASSES", "PRESETS", "SECTIONS", "Constant", "Preset", "load_preset", "preset_names"]
@@ -32,7 +32,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(Checked):
     """One constant of a platform."""
 
     value: int | float
@@ -42,9 +42,6 @@ class Constant:
     note: str = text("What it means, and how it was got.")
     #: Constants of one group are one free constant; empty: fixed by its source alone.
     free: str = text("Group of free constants.", "")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

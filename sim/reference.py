@@ -13,7 +13,8 @@ from hw.formats.op import Status
 from . import addresses
 from .image import initial
 from .job import Difference, MemoryCheck
-from .timeline import ABSENT, connections_of, timeline
+from .joins import ABSENT, connections_of
+from .timeline import timeline
 from .trace import Events
 
 __all__ = ["GUARD_BYTES", "check", "compare", "expected", "region_bytes"]

@@ -81,7 +81,7 @@ def regress(options: Options, out: TextIO, err: TextIO) -> bool:
     ------
     BadInput
         If a scenario, kept figures or a place cannot be used; nothing is run then.
-    sim.build.BuildError, sim.launch.LaunchError
+    sim.toolchain.BuildError, sim.launch.LaunchError
         If the environment lacks something.
     """
     scenarios = _scenarios(options)

@@ -112,6 +112,7 @@ def build_result(
         "schema": SCHEMA,
         "verdict": "pass",
         "failures": [],
+        "misses": [],
         "scenario": scenario.name,
         "seed": scenario.seed,
         "preset": scenario.preset,
@@ -146,11 +147,10 @@ def build_result(
         ]
         result["verdict"] = "incomplete"
     else:
-        failures += [
-            text
-            for index, expect in enumerate(scenario.expects)
-            for text in evaluate(expect, index, result)
-        ]
+        for index, expect in enumerate(scenario.expects):
+            failed, missed = evaluate(expect, index, result)
+            failures += failed
+            result["misses"] += missed
         result["verdict"] = "fail" if failures else "pass"
     result["failures"] = failures
     return result
@@ -192,18 +192,24 @@ def _values(expect: "Expect", result: dict[str, Any]) -> list[tuple[str, float |
     return [(about, 0 if value is None and head in _ZERO else value) for about, value in values]
 
 
-def evaluate(expect: "Expect", index: int, result: dict[str, Any]) -> list[str]:
-    """One line for each place where an expectation is not met."""
+def evaluate(expect: "Expect", index: int, result: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """One line for each place where an expectation fails the run, and for each declared miss.
+
+    A declared miss fails where the value is missing, and where the bounds hold after all.
+    """
     values = _values(expect, result)
     if not values:
-        return [f"expect.{index}: {expect.metric}: no such value in the result"]
-    wanted = " and ".join(expect.bounds)
-    return [
-        f"expect.{index}: {expect.metric} ({about}) is "
-        f"{'missing' if value is None else f'{value:g}'}, expected {wanted}"
-        for about, value in values
-        if value is None or not expect.holds(value)
-    ]
+        return [f"expect.{index}: {expect.metric}: no such value in the result"], []
+    wanted, failures, misses = " and ".join(expect.bounds), [], []
+    for about, value in values:
+        found = "missing" if value is None else f"{value:g}"
+        line = f"expect.{index}: {expect.metric} ({about}) is {found}, expected {wanted}"
+        held = value is not None and expect.holds(value)
+        if value is None or held != (not expect.miss):
+            failures.append(f"{line}; declared a miss" if held else line)
+        elif not held:
+            misses.append(f"{line}; {expect.miss}")
+    return failures, misses
 
 
 def crossover(result: dict[str, Any]) -> dict[str, Any]:
@@ -248,6 +254,7 @@ _SHAPE: dict[str, Any] = {
     "schema": str,
     "verdict": str,
     "failures": list,
+    "misses": list,
     "scenario": str,
     "seed": int,
     "preset": str,

@@ -23,6 +23,7 @@ from hw.config import Structure
 from . import build as builder
 from . import timeline, trace
 from .job import EVENTS_FILE, Job, MemoryCheck, Messages, Status, parse_progress
+from .joins import connections_of
 from .launch import Ended, launch
 from .limits import ceilings, limiter
 from .names import STATUSES
@@ -30,6 +31,8 @@ from .progress import Progress
 from .result import PathResult, build_result, validate
 from .scenario import Scenario
 from .schema import BadInput
+from .statistics import group_stats
+from .toolchain import wave_format
 from .waves.dump import Dump, prepare
 from .waves.layout import Layout
 from .waves.request import WaveRequest
@@ -72,7 +75,7 @@ def binary_for(
     progress: Callable[[str, float | None], None] | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The simulator of a structure, built if need be; raises `sim.build.BuildError`.
+    """The simulator of a structure, built if need be; raises `sim.toolchain.BuildError`.
 
     With `trace` (a form of waveforms) the names of its signals lie beside it (`sim.waves.catalog`).
     """
@@ -150,12 +153,12 @@ def execute(scenario: Scenario, options: RunOptions, progress: Progress) -> Run:
     ------
     BadInput
         If the run directory cannot be had.
-    sim.build.BuildError, sim.launch.LaunchError
+    sim.toolchain.BuildError, sim.launch.LaunchError
         If the environment lacks something; nothing is left behind.
     """
     directory = _Directory(_place(scenario, options.out))
     with progress.phase("model"):
-        form = builder.wave_format(options.waves.form) if options.waves else ""
+        form = wave_format(options.waves.form) if options.waves else ""
         binary = binary_for(scenario.structure, trace=form, progress=progress.build)
         dump = (
             prepare(options.waves, form, scenario.structure, scenario.nodes.count, binary)
@@ -286,7 +289,7 @@ def _outcome(
         log = trace.Events(np.zeros(0, trace.RECORD), path)
     messages = _load(Messages, work)
     planned = messages.columns if messages else _planned(scenario)
-    table = timeline.timeline(log, planned, timeline.connections_of(scenario.plan))
+    table = timeline.timeline(log, planned, connections_of(scenario.plan))
     status = _load(Status, work)
     incomplete, died = "", ""
     if ended is None:
@@ -382,7 +385,7 @@ def _groups(
         rows: Any = np.array(
             [place[number] for number in group.messages if number in place], np.int64
         )
-        stats = timeline.group_stats(table, rows)
+        stats = group_stats(table, rows)
         stats["count"] = len(group.messages)
         limits = ceilings(scenario, path, group)
         groups.append(

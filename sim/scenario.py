@@ -12,15 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hw.config import (
-    ConfigError,
-    MemoryConfig,
-    NicConfig,
-    PcieConfig,
-    Structure,
-    WireConfig,
-    timing_words,
-)
+from hw.config import ConfigError, MemoryConfig, NicConfig, PcieConfig, Structure, WireConfig
+from hw.timing import timing_words
 
 from .paths import PATHS
 from .plan import Plan, make_plan
@@ -34,12 +27,10 @@ from .sections import (
     GpuConfig,
     MemorySizes,
     NodesConfig,
-    Operation,
     ProxyConfig,
     QueueConfig,
-    Region,
-    Workload,
 )
+from .work import Operation, Region, Workload
 
 __all__ = ["LISTS", "SCHEMA", "TABLES", "Scenario", "load", "loads"]
 
@@ -112,10 +103,17 @@ class Scenario:
             qps *= 2
         return default if qps == default.qps else replace(default, qps=qps)
 
-    def timing_words(self, node: int) -> list[bytes]:
-        """Configuration words that load the timing of one node."""
-        faults = [fault.slot for fault in self.faults if fault.node == node]
-        return timing_words(self.structure, self.pcie, self.memory, self.nic, self.wire, faults)
+    def timing_words(self, node: int, path: str) -> list[bytes]:
+        """Configuration words that load the timing of one node for a path."""
+        return timing_words(
+            self.structure,
+            self.pcie,
+            self.memory,
+            self.nic,
+            self.wire,
+            [fault.slot for fault in self.faults if fault.node == node],
+            ack_every_packet=PATHS[path].ack_every_packet(self),
+        )
 
     @property
     def structure_hash(self) -> str:
@@ -355,7 +353,7 @@ class _Loader:
             plan = scenario.plan
             self._measured(scenario)
             for node in range(scenario.nodes.count):
-                scenario.timing_words(node)
+                scenario.timing_words(node, scenario.paths[0])
         except ConfigError as error:
             raise bad(self._full(error.field), error.value, error.allowed) from None
         assert plan.messages

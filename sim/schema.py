@@ -1,7 +1,7 @@
 """Checked values: what a field may hold, and how a TOML table becomes a frozen dataclass.
 
 A section is a frozen dataclass whose fields carry a `Check` in their metadata. It is checked twice
-from the same declaration: at construction from Python (`check_fields` raises `ConfigError`) and
+from the same declaration: at construction from Python (`Checked` raises `ConfigError`) and
 when read from a file (`Reader` raises `BadInput`, which also knows the file and the full key).
 """
 
@@ -19,8 +19,8 @@ from hw.config import ConfigError
 __all__ = [
     "BadInput",
     "Check",
+    "Checked",
     "Reader",
-    "check_fields",
     "choice",
     "flag",
     "number",
@@ -179,24 +179,19 @@ def _checks(cls: type) -> dict[str, Check]:
     }
 
 
-def check_fields(owner: Any) -> None:
-    """Raise `ConfigError` for the first field of `owner` that is out of its bound. Call it in
-    `__post_init__`.
-    """
-    for name, check in _checks(type(owner)).items():
-        value = getattr(owner, name)
-        items = value if check.lengths else (value,)
-        expected = (
-            typing.get_args(_hint(type(owner), name))[:1]
-            if check.lengths
-            else (_hint(type(owner), name),)
-        )
-        if check.lengths and not (
-            isinstance(value, tuple) and check.lengths[0] <= len(value) <= check.lengths[1]
-        ):
-            raise ConfigError(check.key or name, value, check.allowed)
-        for item in items:
-            if _typed(item, expected[0]) is MISSING or not check.holds(item):
+class Checked:
+    """A section. `ConfigError` is raised for its first field that is out of its bound."""
+
+    def __post_init__(self) -> None:
+        for name, check in _checks(type(self)).items():
+            value, kind, items = getattr(self, name), _hint(type(self), name), None
+            if not check.lengths:
+                items = (value,)
+            elif isinstance(value, tuple) and check.lengths[0] <= len(value) <= check.lengths[1]:
+                items, kind = value, typing.get_args(kind)[0]
+            if items is None or any(
+                _typed(item, kind) is MISSING or not check.holds(item) for item in items
+            ):
                 raise ConfigError(check.key or name, value, check.allowed)
 
 

@@ -1,7 +1,8 @@
-"""The tables of a scenario that are not hardware: software costs, queues, regions, work, faults,
+"""The tables of a scenario that are neither hardware nor work: software costs, queues, faults,
 expectations, limits.
 
-Hardware sections (`[pcie] [memory] [nic] [wire]`) are the dataclasses of `hw.config`.
+Hardware sections (`[pcie] [memory] [nic] [wire]`) are the dataclasses of `hw.config`; what is to be
+done is in `sim.work`.
 """
 
 from dataclasses import dataclass
@@ -10,14 +11,12 @@ from math import inf
 from hw.config import ACK_UNIT_NS, ConfigError
 
 from .names import METRICS
-from .paths import PATHS
-from .schema import check_fields, choice, flag, number, power_of_two, sequence, text
+from .paths import BY_PATH, PATHS
+from .schema import Checked, choice, flag, number, power_of_two, sequence, text
+from .work import DATA_BYTES, MAX_MESSAGE_BYTES
 
 __all__ = [
-    "DATA_BYTES",
     "FOREVER",
-    "HOST_SUFFIX",
-    "MAX_MESSAGE_BYTES",
     "CheckConfig",
     "CpuConfig",
     "Expect",
@@ -25,30 +24,17 @@ __all__ = [
     "GpuConfig",
     "MemorySizes",
     "NodesConfig",
-    "Operation",
     "ProxyConfig",
     "QueueConfig",
-    "Region",
-    "Workload",
 ]
 
-#: Bytes of the data area of each memory: the regions lie in it.
-DATA_BYTES = 1 << 35
-MAX_MESSAGE_BYTES = 1 << 30
-#: What the names of the regions in host memory end in, where there is no [[region]].
-HOST_SUFFIX = "_host"
 #: `count` of a fault that never ends.
 FOREVER = -1
 _NS = 1_000_000.0
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
 @dataclass(frozen=True, kw_only=True)
-class NodesConfig(_Checked):
+class NodesConfig(Checked):
     """[nodes]"""
 
     count: int = choice(
@@ -70,7 +56,7 @@ class NodesConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuConfig(_Checked):
+class GpuConfig(Checked):
     """[gpu]: what posting and polling GPU threads cost.
 
     One put of `gda_minimal` takes issue_ns + inline copy, then fence_gpu_ns, then store_issue_ns
@@ -131,7 +117,7 @@ class GpuConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuConfig(_Checked):
+class CpuConfig(Checked):
     """[cpu]: what a host thread costs, and how its library rings.
 
     One post of `verbs` takes wqe_ns for each work request of its list, then what post_ns has beyond
@@ -171,7 +157,7 @@ class CpuConfig(_Checked):
     poll_batch: int = number("CQEs that one poll takes (verbs).", 1, 4096, 16)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.wqe_ns > self.post_ns:
             raise ConfigError(
                 "wqe_ns", self.wqe_ns, f"allowed up to {self.post_ns:g}, post_ns: it is part of it"
@@ -179,7 +165,7 @@ class CpuConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProxyConfig(_Checked):
+class ProxyConfig(Checked):
     """[proxy]: the host thread that posts for GPU threads (`ibrc`)."""
 
     gpu_issue_ns: float = number(
@@ -197,7 +183,7 @@ class ProxyConfig(_Checked):
     ring_bytes: int = power_of_two("Request ring in host memory.", 256, 1 << 26, 1 << 22)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.complete_every_bytes > self.ring_bytes:
             # Threads that wait for room in a full ring would never be told of any.
             raise ConfigError(
@@ -213,7 +199,7 @@ class ProxyConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueConfig(_Checked):
+class QueueConfig(Checked):
     """[nic], the keys of the queues: shapes that software gives to each QP and CQ."""
 
     sq_depth: int = power_of_two("Blocks of 64 bytes in a send queue.", 2, 32768, 1024)
@@ -236,6 +222,14 @@ class QueueConfig(_Checked):
         (1 << 24) - 1,
         0,
     )
+    ack_every_packet: int = number(
+        "1: AckReq on every packet; 0: on the last packet of a message; -1: as the path's software "
+        "sets up its QPs, every packet for ibgda and the last one for others.",
+        0,
+        1,
+        BY_PATH,
+        extra=(BY_PATH,),
+    )
     ack_timeout: int = number(
         "Exponent of the ACK timeout, 4.096 us x 2^t x timer_scale; 0: wait for ever.", 0, 31, 14
     )
@@ -250,7 +244,7 @@ class QueueConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemorySizes(_Checked):
+class MemorySizes(Checked):
     """[memory], the keys of sizes."""
 
     buffer_bytes: int = number(
@@ -262,7 +256,7 @@ class MemorySizes(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig(_Checked):
+class CheckConfig(Checked):
     """[check]: when a run is given up."""
 
     watchdog_us: float = number("No progress for this long is a hang.", 1, 1e9, 200.0)
@@ -271,169 +265,7 @@ class CheckConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Region(_Checked):
-    """[[region]]: registered memory. Without any, each node has `send` and `recv` in GPU memory,
-    and `send_host` and `recv_host` in host memory where a workload asks for them.
-    """
-
-    name: str = text("Name, unique within its node.")
-    node: int = number("Node that owns it.", 0, 63)
-    memory: str = choice("Memory that holds it.", "gpu", "host", default="gpu")
-    offset: int = number(
-        "First byte, from the start of the data area of that memory.", 0, DATA_BYTES - 1
-    )
-    size: int = number("Bytes.", 1, DATA_BYTES)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.offset % 64:
-            raise ConfigError("offset", self.offset, "allowed multiples of 64")
-        if self.offset + self.size > DATA_BYTES:
-            raise ConfigError(
-                "size", self.size, f"allowed up to {DATA_BYTES - self.offset} from this offset"
-            )
-
-    @property
-    def end(self) -> int:
-        """First byte behind it."""
-        return self.offset + self.size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload(_Checked):
-    """[[workload]]: `count` puts of each size from one node to another. Sizes, and workloads, run
-    one after the other.
-    """
-
-    kind: str = choice("What is done.", "put")
-    scope: str = choice(
-        "Who acts as one producer: a thread, a warp or a block (CTA). All but thread: ibgda.",
-        "thread",
-        "warp",
-        "block",
-        default="thread",
-    )
-    scalar: bool = flag(
-        "Put one value (`p`) of 1, 2, 4 or 8 bytes, which stands in the WQE where a GPU builds it.",
-        False,
-    )
-    size: tuple[int, ...] = sequence("Bytes per message.", 1, MAX_MESSAGE_BYTES, (1, 64))
-    count: int = number("Messages per size, of all producers together.", 1, 1 << 24)
-    producers: int = number(
-        "Producers that issue; message i is issued by producer i mod producers.", 1, 65536, 1
-    )
-    qps: int = number("QPs between the two nodes.", 1, 1024, 1)
-    qp_by: str = choice(
-        "What takes the QPs in turn: each producer, warp of 32 threads, or CTA of cta_threads.",
-        "producer",
-        "warp",
-        "cta",
-        default="producer",
-    )
-    cta_threads: int = number("Threads of a CTA (block), for qp_by.", 32, 1024, 1024)
-    window: int = number(
-        "Messages that one producer may have outstanding (perftest -t).", 1, 1 << 16, 1
-    )
-    batch: int = number(
-        "WQEs per doorbell (gda_minimal, verbs: a list of so many, perftest -l).", 1, 1 << 12, 1
-    )
-    signaled_every: int = number(
-        "Every n-th message of a producer asks for a CQE (perftest -Q), and the last of a batch of "
-        "several (gda_minimal, verbs).",
-        1,
-        1 << 12,
-        1,
-    )
-    node: int = number("Node that issues.", 0, 63, 0)
-    peer: int = number("Node that is written; by default the last one.", 0, 63, 1)
-    region: str = text("Region of `node` that is read.", "send")
-    remote_region: str = text("Region of `peer` that is written.", "recv")
-    offset: int = number(
-        "Of the first message in its region; each further one has a slot of its own behind it.",
-        0,
-        DATA_BYTES - 1,
-        0,
-    )
-    remote_offset: int = number("The same in the remote region.", 0, DATA_BYTES - 1, 0)
-    memory: str | None = choice(
-        "Memory of the payload, where there is no [[region]]; left out: GPU memory.",
-        None,
-        "gpu",
-        "host",
-        default=None,
-    )
-    remote_memory: str | None = choice(
-        "Memory that is written, where there is no [[region]]; left out: GPU memory.",
-        None,
-        "gpu",
-        "host",
-        default=None,
-    )
-    at_ns: float = number("Earliest start.", 0, 1e9, 0.0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("batch", "signaled_every"):
-            if getattr(self, name) > self.window:
-                raise ConfigError(
-                    name, getattr(self, name), f"allowed up to {self.window}, the window"
-                )
-        if self.scalar and not {1, 2, 4, 8}.issuperset(self.size):
-            raise ConfigError("size", list(self.size), "allowed 1, 2, 4 and 8 of a scalar put")
-        if self.scalar and self.scope != "thread":
-            raise ConfigError("scope", self.scope, 'allowed "thread" for a scalar put')
-        if self.cta_threads % 32:
-            raise ConfigError("cta_threads", self.cta_threads, "allowed multiples of 32")
-
-    def group(self, producer: int) -> int:
-        """Which of those that take the QPs in turn a producer belongs to."""
-        threads = {"thread": 1, "warp": 32, "block": self.cta_threads}[self.scope]
-        size = {"producer": threads, "warp": 32, "cta": self.cta_threads}[self.qp_by]
-        return producer * threads // size
-
-    @property
-    def qps_used(self) -> int:
-        """QPs that are posted to."""
-        return min(self.qps, self.group(self.producers - 1) + 1)
-
-    @property
-    def full_warps(self) -> bool:
-        """Whether there are 32 threads of a warp, which act as one on some paths."""
-        return self.scope == "thread" and self.producers >= 32
-
-    @property
-    def source(self) -> str:
-        """Name of the region that is read."""
-        return self.region + HOST_SUFFIX * (self.memory == "host")
-
-    @property
-    def target(self) -> str:
-        """Name of the region that is written."""
-        return self.remote_region + HOST_SUFFIX * (self.remote_memory == "host")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation(_Checked):
-    """[[op]]: one explicit operation."""
-
-    verb: str = choice("What is done.", "write", default="write")
-    node: int = number("Node that issues.", 0, 63, 0)
-    peer: int = number("Node that is written; by default the last one.", 0, 63, 1)
-    producer: int = number(
-        "Thread that issues; its operations are issued in the order of the file.", 0, 4095, 0
-    )
-    qp: int = number("QP between the two nodes.", 0, 1023, 0)
-    size: int = number("Bytes.", 1, MAX_MESSAGE_BYTES)
-    region: str = text("Region of `node` that is read.", "send")
-    remote_region: str = text("Region of `peer` that is written.", "recv")
-    offset: int = number("First byte in its region.", 0, DATA_BYTES - 1, 0)
-    remote_offset: int = number("First byte in the remote region.", 0, DATA_BYTES - 1, 0)
-    signaled: bool = flag("Ask for a CQE.", True)
-    at_ns: float = number("Earliest issue.", 0, 1e9, 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault(_Checked):
+class Fault(Checked):
     """[[fault]]: something goes wrong, by schedule."""
 
     kind: str = choice("What goes wrong.", "drop")
@@ -451,7 +283,7 @@ class Fault(_Checked):
 
     @property
     def slot(self) -> tuple[int, int, int, int]:
-        """(match, first, count, port) as `hw.config.timing_words` takes them."""
+        """(match, first, count, port) as `hw.timing.timing_words` takes them."""
         return (
             {"any": 1, "request": 2, "ack": 3}[self.packet],
             self.first,
@@ -461,7 +293,7 @@ class Fault(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expect:
+class Expect(Checked):
     """[[expect]]: what must hold for the run to pass. Several bounds in one table must all hold."""
 
     metric: str = choice("What is looked at.", *METRICS)
@@ -486,9 +318,14 @@ class Expect:
     within: tuple[float, ...] = sequence(
         "[low, high]: low <= value <= high.", -inf, None, (0, 2), ()
     )
+    miss: str = text(
+        "Why it is known not to hold, at none of the values that it covers: the run fails where it "
+        "does hold.",
+        "",
+    )
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.within and (len(self.within) != 2 or self.within[0] > self.within[1]):
             raise ConfigError("within", list(self.within), "allowed [low, high] with low <= high")
         if not self.bounds:

@@ -20,12 +20,13 @@ from hw.config import Structure
 from . import addresses, connect
 from .agents.queue import SendQueue
 from .agents.receive_queue import ReceiveQueue
-from .build import BuildError
 from .launch import LaunchError, launch
-from .machine import Machine, Node
+from .machine import Machine
+from .node import Node
 from .paths import PATHS
 from .scenario import SCHEMA, loads
 from .schema import show
+from .toolchain import BuildError
 from .trace import Events
 
 __all__ = ["BuildError", "LaunchError", "SimulationFailed", "TwoNodes", "simulate"]

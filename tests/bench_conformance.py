@@ -73,6 +73,7 @@ def configure(machine, job):
                 peer_qpn=job["qpn"],
                 peer_node=0,
                 expected_psn=job["psn"],
+                start_msn=job["msn"],
                 mtu_log2=job["mtu_log2"],
             ),
         ),

@@ -1,7 +1,7 @@
 """The bench with software that is told of everything at once."""
 
 import sim.bench
-from sim.machine import LateWatch
+from sim.exchange import LateWatch
 
 __all__ = ["main"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import cocotb
 from support_stub_node import BEAT, CREDIT, TIMER, TIMER_ADDRESS
 
-from sim.machine import EngineError, Machine
+from sim.exchange import EngineError
+from sim.machine import Machine
 from sim.trace import Events
 
 PROPAGATION = 50

@@ -1,7 +1,7 @@
 """Consumes every item of a directory of vectors, by everything that applies to it.
 
 Software first (`support_verdicts`), then single blocks of the RTL (doorbell, decoder), then the
-whole machine (`support_execute`).
+whole machine (`support_execute`), which is judged by what was seen of it (`support_judge`).
 """
 
 from collections import defaultdict
@@ -11,6 +11,7 @@ from support_decoder import decoded_problems
 from support_doorbell import rule_problems
 from support_execute import execute
 from support_jobs import doorbells_of, job_of
+from support_judge import problems_of
 from support_vectors import VectorError, load, waiting_part, waiting_reason
 from support_verdicts import VERDICTS
 from support_work import Other
@@ -28,6 +29,10 @@ class Outcome:
     problems: list = field(default_factory=list)
     #: Parts of it that wait: (what, why).
     parts: list = field(default_factory=list)
+
+    @property
+    def consumed(self):
+        return not self.waits and self.item.form in VERDICTS
 
 
 @dataclass
@@ -47,7 +52,7 @@ class Report:
 
     @property
     def consumed(self):
-        return sum(not outcome.waits for outcome in self.outcomes)
+        return sum(outcome.consumed for outcome in self.outcomes)
 
     @property
     def text(self):
@@ -59,9 +64,9 @@ class Report:
             f"{'set':<29} {'list':<11} {'items':>6} {'consumed':>9} {'passed':>7} {'not yet':>8}"
         ]
         for (name, list_name), group in groups.items():
-            consumed = [outcome for outcome in group if not outcome.waits]
+            consumed = [outcome for outcome in group if outcome.consumed]
             passed = sum(not outcome.problems for outcome in consumed)
-            waiting = len(group) - len(consumed)
+            waiting = sum(bool(outcome.waits) for outcome in group)
             lines.append(
                 f"{name:<29} {list_name:<11} {len(group):>6} {len(consumed):>9} {passed:>7} "
                 f"{waiting:>8}"
@@ -109,10 +114,11 @@ def _note_parts(outcome, job):
                 outcome.problems.append(f"WQE {number}: opcode {wqe.work.opcode:#04x} not expected")
 
 
-def conform(directory, folder):
+def conform(directory, folder, execute=execute):
     """Consumes the vectors of `directory`; the machine runs in `folder`.
 
-    Raises `VectorError` if they cannot be used.
+    `execute` takes jobs and folder, and gives what was seen of each job. Raises `VectorError` if
+    the vectors cannot be used.
     """
     items = load(directory)
     lists = defaultdict(list)
@@ -127,12 +133,12 @@ def conform(directory, folder):
     ):
         outcome.problems += problems
 
-    ready = [outcome for outcome in outcomes if not outcome.waits and outcome.item.form]
+    ready = [outcome for outcome in outcomes if outcome.consumed]
     jobs = [(outcome, job) for outcome in ready if (job := job_of(outcome.item))]
     decoded = decoded_problems([job.wqes for _, job in jobs])
     for (outcome, job), problems in zip(jobs, decoded, strict=True):
         outcome.problems += problems
         _note_parts(outcome, job)
-    for (outcome, _), problems in zip(jobs, execute([job for _, job in jobs], folder), strict=True):
-        outcome.problems += problems
+    for (outcome, job), seen in zip(jobs, execute([job for _, job in jobs], folder), strict=True):
+        outcome.problems += problems_of(job, seen)
     return Report(outcomes)

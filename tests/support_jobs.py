@@ -40,7 +40,9 @@ class Job:
     #: "gpu" or "host"; set for all jobs together: offsets of queue, completions and record.
     memory: str = "gpu"
     base: int = 0
+    #: First PSN, and messages that the peer has counted before.
     psn: int = 0
+    msn: int = 0
     mtu_log2: int = 12
 
     @property
@@ -83,6 +85,7 @@ class Job:
             "cq": self.cq,
             "record": self.base + _RECORD,
             "psn": self.psn,
+            "msn": self.msn,
             "mtu_log2": self.mtu_log2,
             "bytes": sum(write.size for write in self.writes),
             "steps": [
@@ -146,8 +149,9 @@ def doorbells_of(item):
             raw = item.bytes_of(write.get("bytes"), f"mmio[{number}].bytes")
             offset = item.number(write.get("uar_off"), f"mmio[{number}].uar_off")
             mask = write.get("defined", "1" * len(raw))
-            if len(raw) != write.get("len") or len(mask) != len(raw):
-                raise VectorError(f"{item.where}: mmio[{number}]: 'len', bytes and mask differ")
+            item.mask_of(mask, raw, f"mmio[{number}].bytes")
+            if len(raw) != write.get("len"):
+                raise VectorError(f"{item.where}: mmio[{number}]: 'len' is not that of its bytes")
             found.append((offset, raw, mask, item.raw("dbr_snd")))
         if "doorbell_8B" in data:
             found.append((_REGISTER, item.raw("doorbell_8B"), "1" * 8, item.raw("dbr_snd")))
@@ -275,14 +279,15 @@ def _of_toggle(item, rng):
 
 
 def lay_out(jobs):
-    """Chooses places for the queues that no payload lies in, path MTU and first PSN of each job;
-    returns the runs of payload at the sender, merged, as (memory, offset, end).
+    """Chooses places for the queues that no payload lies in, path MTU, first PSN and MSN of each
+    job; returns the runs of payload at the sender, merged, as (memory, offset, end).
     """
     runs = []
     for number, job in enumerate(jobs):
         rng = Random(number)
         job.mtu_log2 = rng.choice([10, 12])
         job.psn = rng.choice([0, 0xFFFFFE, rng.randrange(1 << 24)])
+        job.msn = rng.choice([0, 0xFFFFFF, rng.randrange(1 << 24)])
         for write in job.writes:
             for address, length, _ in write.runs:
                 memory, offset = place_of(job.item, address)

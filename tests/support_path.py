@@ -79,9 +79,8 @@ def closed(loaded, path, size):
     ways = {
         # The record is stored in the cycle of the doorbell, before it.
         "gda_minimal": {"inline": inline, "commands": 1},
-        # So are the WQE and the record.
-        "ibrc": {"pushed": True, "ringer": "host", "rings": "host", "commands": 2},
-        # The fence parts them from the doorbell.
+        # A fence parts WQE and record from the doorbell.
+        "ibrc": {"pushed": True, "ringer": "host", "rings": "host"},
         "verbs": {
             "inline": inline,
             "pushed": pushes(loaded.cpu, count=1, octowords=octowords, inline=inline),

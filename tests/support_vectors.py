@@ -122,6 +122,14 @@ class Item:
         except (TypeError, ValueError):
             raise VectorError(f"{self.where}: {key} = {text!r}: allowed hex digits") from None
 
+    def mask_of(self, mask, raw, key):
+        """Mask of some bytes: a text with 1 for each byte that counts, and 0 for each other."""
+        if not isinstance(mask, str) or set(mask) - set("01"):
+            raise VectorError(f"{self.where}: mask of {key} = {mask!r}: allowed a text of 0 and 1")
+        if len(mask) != len(raw):
+            raise VectorError(f"{self.where}: {key} of {len(raw)} bytes, mask of {len(mask)}")
+        return mask
+
     def number(self, value, key):
         """A number, as it stands or as text in hex."""
         try:

@@ -186,11 +186,18 @@ def _expected(item, params, decoded):
     return Write(runs=runs, **head)
 
 
+def _blocks(item, raw, key):
+    """The bytes, if they are whole blocks."""
+    if not raw or len(raw) % mlx5.BLOCK_BYTES:
+        size = mlx5.BLOCK_BYTES
+        raise VectorError(f"{item.where}: {key} of {len(raw)} bytes: allowed multiples of {size}")
+    return raw
+
+
 def work_of(item, start):
     """The WQEs of a vector, the first at index `start`."""
-    raw, defined = item.raw("wqe"), item.get("defined")
-    if not raw or len(raw) % mlx5.BLOCK_BYTES or len(defined) != len(raw):
-        raise VectorError(f"{item.where}: wqe of {len(raw)} bytes, mask of {len(defined)}")
+    raw = _blocks(item, item.raw("wqe"), "wqe")
+    defined = item.mask_of(item.get("defined"), raw, "wqe")
     params, index, wqes = item.data.get("params", {}), start, []
     for position, (part, mask) in enumerate(split(raw, defined)):
         decoded = _decode(part)
@@ -210,12 +217,10 @@ def sequence_work(item, start):
     size = params.get("token_bytes")
     puts = 0
     for position, entry in enumerate(item.get("wqes")):
-        raw = item.bytes_of(entry.get("wqe"), f"wqes[{position}]")
+        key = f"wqes[{position}]"
+        raw = _blocks(item, item.bytes_of(entry.get("wqe"), key), key)
         mask = entry.get("defined") or entry.get("defined_stack_only") or "1" * len(raw)
-        if not raw or len(raw) % mlx5.BLOCK_BYTES or len(mask) != len(raw):
-            raise VectorError(
-                f"{item.where}: wqes[{position}]: {len(raw)} bytes, {len(mask)} marks"
-            )
+        item.mask_of(mask, raw, key)
         work = _decode(raw)
         if isinstance(work, Write) and work.payload is None and size is not None:
             work = _token(item, params, work, item.number(size, "token_bytes"), puts)

@@ -10,22 +10,26 @@ import subprocess
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from support_conformance import conform
 from support_execute import execute
-from support_jobs import job_of
+from support_jobs import job_of, lay_out
+from support_judge import problems_of
 from support_run import ROOT
-from support_vectors import Item, VectorError, load, waiting_reason
-from support_work import Nop
+from support_seen import Packet, Seen
+from support_vectors import Item, VectorError, load
 
 from hw.formats import mlx5
+from hw.formats.layout import Codec
+from hw.formats.roce import RoceOpcode
 from sim import wqe
 
 COMMON = {"qpn": "0xabcd", "laddr": "0x7f1122334400", "lkey": "0x112233"}
 COMMON |= {"raddr": "0x7fab12345600", "rkey": "0x445566", "sq": "64 WQEBB ring"}
-COLLAPSED = {"cons_idx": 1, "prod_idx": 1, "cqe_wqe_counter": 0, "cqe_opcode": 0}
-COLLAPSED |= {"done": 1, "new_cons_idx": 1, "status": 0}
+POLL = {"wait_idx": 1, "ncqes": 64, "cons_idx": 1, "prod_idx": 1, "cqe_wqe_counter": 0}
+POLL |= {"cqe_opcode": 0, "done": 1, "new_cons_idx": 1, "status": 0}
 HEAD = {"qpn": 0xABCD, "raddr": 0x7FAB12345600, "rkey": 0x445566, "signaled": True}
 
 
@@ -62,6 +66,11 @@ def inline(index=63, size=100):
     return found | {"mmio": [write]}
 
 
+def nop(index=9):
+    raw = wqe.nop(index=index, qpn=0xABCD, signaled=True)
+    return vector(raw, 16, index=index, params={"qpn": "0xabcd"}, name="nop")
+
+
 def content(*items, form="vectors", name="some_stack", common=None):
     return {"about": {"common_params": common or {}}, "sets": {name: {"source": "", form: items}}}
 
@@ -71,22 +80,47 @@ def put(folder, text, name="a.json"):
     return folder
 
 
-def failures(folder, *items, **options):
-    return conform(put(folder, content(*items, **options)), folder / "run").failures
+def failures(folder, *items, execute=execute, **options):
+    put(folder, content(*items, **options))
+    return conform(folder, folder / "run", execute).failures
+
+
+def idle(jobs, folder):
+    """A machine that does nothing, for what is found without one."""
+    lay_out(jobs)
+    return [
+        Seen(
+            rings=[],
+            drops=[],
+            fetches=[],
+            reads=[],
+            requests=[],
+            answers=[],
+            landed=[],
+            written=[],
+            retired=[],
+            targets=[b""] * len(job.writes),
+            cqes=bytes(64 * len(job.signaled)),
+            image=lambda memory, offset, length: bytes(length),
+        )
+        for job in jobs
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.conformance
 def test_vectors_conform(vectors, tmp_path, record_property, model):
+    problems, report = [], None
     try:
         report = conform(vectors, tmp_path)
     except VectorError as error:
-        pytest.fail(str(error), pytrace=False)
-    record_property("table", report.text)
-    if report.failures:
-        pytest.fail("\n".join(report.failures), pytrace=False)
-    if not report.consumed:
-        pytest.fail(f"{vectors}: no item is consumed", pytrace=False)
+        problems = [str(error)]
+    if report:
+        record_property("table", report.text)
+        problems = report.failures or [f"{vectors}: no item is consumed"] * (not report.consumed)
+    # (Not from within `except`: one line is to be seen, not two with how they came about.)
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
 
 
 # A vector that is wrong cannot pass ---------------------------------------------------------------
@@ -96,6 +130,42 @@ def flipped(data, byte, key="wqe"):
     raw = bytearray.fromhex(data[key])
     raw[byte] ^= 0x10
     return data | {key: raw.hex()}
+
+
+def submit(**more):
+    """Doorbell, record, doorbell: bits 31:24 of the first word are not defined."""
+    trace = ["fence", "doorbell8 st", "dbr4 store", "fence", "doorbell8 st"]
+    item = {"from_pi": 65532, "to_pi": 65540, "trace": trace, "params": COMMON}
+    item |= {"dbr_snd": "00000004", "db_word": "0100040000abcd00"}
+    return item | more
+
+
+@pytest.mark.slow
+def test_what_a_mask_leaves_out_is_ignored(tmp_path, model):
+    undefined, pushed = flipped(pointer(), 50), inline(5)
+    pushed = flipped(pushed, 36 + 100) | {"mmio": [flipped(pushed["mmio"][0], 36 + 101, "bytes")]}
+    items = [undefined, pushed, submit(), submit(db_word="ff00040000abcd00")]
+    assert failures(tmp_path, *items) == []
+
+
+def marked(data, byte):
+    """The vector, with a byte more that its software is said to write."""
+    mask = data["defined"]
+    return data | {"defined": mask[:byte] + "1" + mask[byte + 1 :]}
+
+
+def test_what_a_mask_holds_is_compared(tmp_path):
+    """The same bytes, defined: what is wrong is told."""
+    first = marked(flipped(pointer(), 50), 50)
+    line = flipped(inline(5)["mmio"][0], 36 + 101, "bytes")
+    second = inline(5) | {"mmio": [marked(line, 36 + 101)]}
+    items = [first, second, submit(db_word="0101040000abcd00"), submit(db_word="0000040000abce00")]
+    found = failures(tmp_path, *items, execute=idle)
+    told = ["WQE 0: byte 50 is 00: recorded 10", "doorbell: byte 137 is 00: recorded 10"]
+    told += ["doorbell: byte 1 is 00: recorded 01", "doorbell: byte 6 is cd: recorded ce"]
+    for number, line in enumerate(told):
+        where = f"a.json: some_stack.vectors[{number}] "
+        assert any(said.startswith(where) and said.endswith(line) for said in found), (line, found)
 
 
 @pytest.mark.slow
@@ -110,17 +180,17 @@ def test_good_vectors_of_other_sizes_and_places_pass(tmp_path, model):
 #: What is done to a good vector, and a part of a line that tells it.
 CORRUPTIONS = [
     (lambda v: flipped(v, 36 + 3), "lkey"),
-    (lambda v: flipped(v, 24 + 3), "RETH rkey"),
-    (lambda v: flipped(v, 16 + 5), "RETH va"),
+    (lambda v: flipped(v, 24 + 3), "reth_rkey"),
+    (lambda v: flipped(v, 16 + 5), "reth_va"),
     (lambda v: flipped(v, 40 + 5), "payload read"),
-    (lambda v: flipped(v, 34), "RETH length"),
+    (lambda v: flipped(v, 34), "reth_length"),
     (lambda v: v | {"wqe": v["wqe"].replace("00000508", "00000510", 1)}, "retired"),
     (lambda v: flipped(v, 11), "byte 11"),
     (lambda v: flipped(v, 2), "byte 2"),
     (lambda v: flipped(v, 2, "doorbell_8B"), "rings"),
     (lambda v: flipped(v, 6, "doorbell_8B"), "rings"),
     (lambda v: flipped(v, 3, "dbr_snd"), "record"),
-    (lambda v: v | {"params": v["params"] | {"rkey": "0x1"}}, "RETH rkey"),
+    (lambda v: v | {"params": v["params"] | {"rkey": "0x1"}}, "reth_rkey"),
     (lambda v: v | {"params": v["params"] | {"len": 64}}, "landed"),
     (lambda v: v | {"wqebbs": 2}, "wqebbs"),
 ]
@@ -214,7 +284,10 @@ def test_name_that_waits_does_not_hide_what_can_be_executed(tmp_path):
         ({"sets": {"a": {"vectors": [1]}}}, r"a.json: a.vectors\[0\] = 1: allowed a table"),
         ({"sets": {"a": {"source": "x", "vectors": []}}}, "no vectors in files"),
         (content(pointer() | {"wqe": "0g"}), r"a.json: .*wqe = '0g': allowed hex digits"),
-        (content(pointer() | {"wqe": "00"}), r"a.json: .*wqe of 1 bytes, mask of 64"),
+        (content(pointer() | {"wqe": "00"}), r"a.json: .*wqe of 1 bytes: allowed multiples of 64"),
+        (content(pointer() | {"defined": "1" * 63}), r"a.json: .*wqe of 64 bytes, mask of 63"),
+        (content(pointer() | {"defined": "1x" * 32}), r"a.json: .*mask of wqe = '1x.*0 and 1"),
+        (content(pointer() | {"defined": [1] * 64}), r"a.json: .*mask of wqe = \[1, .*0 and 1"),
         (content(pointer() | {"slot": 9}), r"a.json: .*slot = 9: no ring"),
         (content(pointer() | {"params": {"rkey": 1}}), r"a.json: .*no parameter 'raddr'"),
         (content(pointer() | {"params": COMMON | {"len": "x"}}), r"a.json: .*len = 'x'"),
@@ -238,23 +311,34 @@ def test_directory_without_vectors_is_refused(tmp_path):
     ("files", "told"),
     [
         ({}, "no vectors in files *.json"),
-        ({"a.json": "{"}, "a.json: line 1: no JSON"),
+        ({"a.json": json.dumps(content(pointer()))[:300]}, "a.json: line 1: no JSON ("),
         ({"a.json": content({"name": "get", "words_le": []})}, "no item is consumed"),
+        (
+            {"a.json": content(POLL, {"name": "thing", "wqe": "00"})},
+            "a.json: some_stack.vectors[1] thing: no test consumes an item with keys name, wqe",
+        ),
+        (
+            {"a.json": content(pointer()), "b.json": content(pointer(), flipped(nop(), 8))},
+            "b.json: some_stack.vectors[1] nop: WQE 0: byte 8 is 00: recorded 10",
+        ),
     ],
-    ids=["empty", "malformed", "all_wait"],
+    ids=["empty", "truncated", "all_wait", "unknown", "byte"],
 )
 def test_command_fails_and_says_why(tmp_path, files, told, model):
     for name, text in files.items():
         put(tmp_path, text, name)
     ended = pytest_of("--vectors", tmp_path, "tests/test_conformance.py")
     assert ended.returncode == 1
-    assert told in ended.stdout
+    # Behind a head with the test's name, one line; then the table, or what replays it.
+    said = ended.stdout.partition("_ test_vectors_conform _")[2].splitlines()[1:]
+    lines = list(takewhile(lambda line: not line.startswith("="), said))
+    assert told in lines[0] and len(lines) == 1, ended.stdout
 
 
 @pytest.mark.slow
 def test_command_needs_no_file_and_finds_its_configuration(tmp_path, model):
     """As in a checkout that `make` set up: there pytest knows the option from the start."""
-    put(tmp_path, content({"wait_idx": 1, "ncqes": 64} | COLLAPSED))
+    put(tmp_path, content(POLL))
     ended = pytest_of("-p", "sim.vectors_option", "--vectors", tmp_path)
     assert ended.returncode == 0, ended.stdout
     assert "some_stack" in ended.stdout and "1 passed" in ended.stdout
@@ -272,63 +356,135 @@ def pytest_of(*words):
 # A machine that is wrong cannot pass --------------------------------------------------------------
 
 
-def job(data):
-    item = Item("a.json", "some_stack", "vectors", 0, "wqe", data, {})
-    assert not waiting_reason(item)
-    made = job_of(item)
-    assert made
-    return made
+#: Of several packets; pushed; without a packet.
+OBSERVED = [pointer(size=9000), inline(5), nop()]
 
 
-def changed(job, **work):
-    """The job, judged as if its WRITE had been another one."""
-    first, *rest = job.wqes
-    job.wqes = [replace(first, work=replace(first.work, **work)), *rest]
-    return job
+@pytest.fixture(scope="module")
+def observed(model, tmp_path_factory):
+    """Jobs of the items above and what the machine did, which is right."""
+    items = [
+        Item("a.json", "some_stack", "vectors", n, "wqe", v, {}) for n, v in enumerate(OBSERVED)
+    ]
+    jobs = [job_of(item) for item in items]
+    found = list(zip(jobs, execute(jobs, tmp_path_factory.mktemp("observed")), strict=True))
+    assert [list(problems_of(job, seen)) for job, seen in found] == [[], [], []]
+    return found
+
+
+def with_field(packets, number, key, value):
+    """The packets, one field of one of them with another value."""
+    packet = packets[number]
+    wrong = replace(packet, fields=packet.fields | {key: value})
+    return [*packets[:number], wrong, *packets[number + 1 :]]
 
 
 @pytest.mark.slow
-def test_each_check_of_bus_and_wire_fires(tmp_path, model):
-    """The machine does one thing, and is judged as if another had been asked for."""
-    cases = [
-        (job(pointer()), None),
-        (changed(job(pointer()), rkey=1), "RETH rkey"),
-        (changed(job(pointer()), raddr=0x7FAB12345640), "RETH va"),
-        (changed(job(pointer()), raddr=0x7FAB12345640), "landed"),
-        (changed(job(pointer()), runs=((0x7F1122334440, 100, 1),)), "payload read"),
-        (changed(job(pointer()), runs=((0x7F1122334440, 100, 1),)), "payload on the wire"),
-        (changed(job(pointer()), runs=((0x7F1122334400, 99, 1),)), "RETH length"),
-        (changed(job(pointer(size=5000)), runs=((0x7F1122334400, 3000, 1),)), "packets more"),
-        (changed(job(pointer(size=3000)), runs=((0x7F1122334400, 5000, 1),)), "PSNs"),
-        (changed(job(inline(5)), payload=bytes(100)), "memory at 0x7fab12345600"),
-        (changed(job(pointer()), signaled=False), "written at the sender"),
-        (job(inline(5)), None),
+@pytest.mark.parametrize("side", ["requests", "answers"])
+def test_each_field_of_each_packet_is_compared(observed, side):
+    word, told = {"requests": "packet", "answers": "answer"}[side], set()
+    for job, seen in observed:
+        packets = getattr(seen, side)
+        for number, packet in enumerate(packets):
+            for key, value in packet.fields.items():
+                wrong = replace(seen, **{side: with_field(packets, number, key, value ^ 1)})
+                (problem,) = problems_of(job, wrong)
+                assert problem.startswith(f"{word} {number} {key} "), problem
+                told.add((RoceOpcode(packet.fields["opcode"]).name, key))
+    bth = {"opcode", "solicited", "pkey", "dest_qp", "ack_request", "psn", "pad", "version"}
+    kinds = {"requests": ("FIRST", "MIDDLE", "LAST", "ONLY"), "answers": ()}[side]
+    for kind in kinds:
+        reth = {"reth_va", "reth_rkey", "reth_length"} if kind in ("FIRST", "ONLY") else set()
+        assert {(f"WRITE_{kind}", key) for key in bth | reth} <= told
+    if side == "answers":
+        aeth = {"aeth_syndrome", "aeth_msn"}
+        assert {("ACK", key) for key in bth | aeth} <= told
+
+
+#: What is seen otherwise of a job of `OBSERVED`, and how the line that tells it begins.
+TAMPERED = [
+    (0, lambda s: {"rings": [(7, 0)]}, "rings (producer, pushed) [(7, 0)]"),
+    (0, lambda s: {"rings": []}, "rings (producer, pushed) []"),
+    (1, lambda s: {"rings": [(7, 0)]}, "rings (producer, pushed) [(7, 0)]"),
+    (0, lambda s: {"drops": ["DOORBELL_STALE"]}, "dropped ['DOORBELL_STALE']: expected []"),
+    (0, lambda s: {"fetches": []}, "WQEs read: nothing"),
+    (1, lambda s: {"fetches": [(0x40, 64)]}, "WQEs read: 64 bytes at 0x40"),
+    (0, lambda s: {"reads": s.reads[:-1]}, "payload read"),
+    (0, lambda s: {"reads": [*s.reads, s.reads[0]]}, "payload read"),
+    (1, lambda s: {"reads": [(0x40, 8)]}, "payload read: 8 bytes at 0x40: expected nothing"),
+    (0, lambda s: {"requests": s.requests[:-1]}, "packets: "),
+    (0, lambda s: {"requests": [*s.requests, s.requests[-1]]}, "packets: "),
+    (0, lambda s: {"requests": s.requests[::-1]}, "packet 0 opcode WRITE_LAST: expected WRITE_FI"),
+    (0, lambda s: {"requests": swapped(s.requests, 1, 2)}, "packet 1 psn"),
+    (0, lambda s: {"requests": flipped_payload(s.requests, 1)}, "packet 1 payload"),
+    (2, lambda s: {"requests": [Packet({})]}, "packets: 1: expected 0"),
+    (0, lambda s: {"answers": []}, "answers: 0: expected 1"),
+    (0, lambda s: {"answers": s.answers * 2}, "answers: 2: expected 1"),
+    (2, lambda s: {"answers": [Packet({})]}, "answers: 1: expected 0"),
+    (0, lambda s: {"landed": s.landed[:-1]}, "landed: "),
+    (0, lambda s: {"landed": [*s.landed, s.landed[-1]]}, "landed: "),
+    (2, lambda s: {"landed": [(0x40, 1)]}, "landed: 1 bytes at 0x40: expected nothing"),
+    (0, lambda s: {"targets": [flip(s.targets[0])]}, "memory at 0x7fab12345600"),
+    (1, lambda s: {"targets": [bytes(100)]}, "memory at 0x7fab12345600"),
+    (0, lambda s: {"retired": [(6, 0)]}, "retired (index, status) [(6, 0)]: expected [(5, 0)]"),
+    (0, lambda s: {"retired": [(5, 2)]}, "retired (index, status) [(5, 2)]: expected [(5, 0)]"),
+    (0, lambda s: {"retired": s.retired * 2}, "retired (index, status)"),
+    (0, lambda s: {"written": []}, "written at the sender: nothing"),
+    (2, lambda s: {"written": s.written * 2}, "written at the sender"),
+    (0, lambda s: {"cqes": with_cqe(s, opcode=13)}, "CQE 0 opcode 0xd: expected 0x0"),
+    (0, lambda s: {"cqes": with_cqe(s, qpn=1)}, "CQE 0 qpn 0x1: expected 0xabcd"),
+    (0, lambda s: {"cqes": with_cqe(s, wqe_counter=6)}, "CQE 0 wqe_counter 0x6: expected 0x5"),
+    (0, lambda s: {"cqes": with_cqe(s, send_opcode=0)}, "CQE 0 send_opcode 0x0: expected 0x8"),
+    (2, lambda s: {"cqes": with_cqe(s, owner=1)}, "CQE 0 owner 0x1: expected 0x0"),
+]
+
+
+def swapped(packets, one, other):
+    """Packets of which two left in the other order."""
+    packets = list(packets)
+    packets[one], packets[other] = packets[other], packets[one]
+    return packets
+
+
+def flip(raw):
+    """The bytes, the lowest bit of the last one another."""
+    return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+def flipped_payload(packets, number):
+    wrong = replace(packets[number], payload=flip(packets[number].payload))
+    return [*packets[:number], wrong, *packets[number + 1 :]]
+
+
+def with_cqe(seen, **fields):
+    codec = Codec(mlx5.Cqe)
+    return codec.pack(**codec.unpack(seen.cqes) | fields)
+
+
+@pytest.mark.slow
+def test_each_check_of_bus_memory_and_completion_fires(observed):
+    for number, change, told in TAMPERED:
+        job, seen = observed[number]
+        problems = list(problems_of(job, replace(seen, **change(seen))))
+        assert any(problem.startswith(told) for problem in problems), (told, problems)
+
+
+@pytest.mark.slow
+def test_line_names_vector_and_field(observed, tmp_path):
+    """What a run tells of a machine that asks for no ACK in one vector, and miscounts another."""
+    (_, first), (_, second), (_, third) = observed
+    last = len(first.requests) - 1
+    msn = second.answers[0].fields["aeth_msn"]
+    first = replace(first, requests=with_field(first.requests, last, "ack_request", 0))
+    second = replace(second, answers=with_field(second.answers, 0, "aeth_msn", msn ^ 2))
+
+    def machine(jobs, folder):
+        lay_out(jobs)
+        return [first, second, third]
+
+    report = conform(put(tmp_path, content(*OBSERVED)), tmp_path, execute=machine)
+    where = "a.json: some_stack.vectors"
+    assert report.failures == [
+        f"{where}[0] rdma_write: packet {last} ack_request 0x0: expected 0x1",
+        f"{where}[1] rdma_write_inline: answer 0 aeth_msn {msn ^ 2:#x}: expected {msn:#x}",
     ]
-    unsignaled = pointer()
-    unsignaled["wqe"] = unsignaled["wqe"].replace("00000008", "00000000", 1)
-    cases.append((job(unsignaled), "written at the sender"))
-    other = job(pointer())
-    other.rings = [(7, 0)]
-    cases.append((other, "rings (producer, pushed) [(6, 0)]"))
-    other = job(inline(5))
-    other.rings = [(7, 0)]
-    cases.append((other, "WQEs read: nothing"))
-    other = job(pointer())
-    other.drops = ["DOORBELL_STALE"]
-    cases.append((other, "dropped []"))
-    other = job(pointer())
-    other.wqes = [replace(other.wqes[0], work=Nop(signaled=True))]
-    cases.append((other, "packets more than"))
-    other = job(pointer())
-    other.wqes = [replace(other.wqes[0], index=6)]
-    cases.append((other, "retired (index, status)"))
-    cases.append((other, "wqe_counter"))
-    other = job(pointer())
-    other.wqes = [replace(other.wqes[0], raw=b"\0" * mlx5.BLOCK_BYTES)]
-    cases.append((other, "CQE 0: send_opcode"))
-    found = execute([case for case, _ in cases], tmp_path)
-    for (_, told), problems in zip(cases, found, strict=True):
-        if told is None:
-            assert problems == []
-        else:
-            assert any(problem.startswith(told) or told in problem for problem in problems), told

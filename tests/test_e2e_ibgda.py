@@ -78,6 +78,20 @@ def test_full_warp_shares_one_doorbell_and_one_completion(tmp_path):
         assert len({row[f"at_{name}_ns"] for row in rows[:32]}) == 1
 
 
+def test_every_packet_of_a_put_is_acknowledged(tmp_path):
+    """The QPs of other paths ask with the last packet of a message only."""
+    text = toml(paths=["ibgda", "gda_minimal"], workload=[put(size=[20_000], count=3)])
+    for sets, of_ibgda, of_other in (
+        ((), 15, 3),
+        (("nic.ack_every_packet=0",), 3, 3),
+        (("nic.ack_every_packet=1",), 15, 15),
+    ):
+        found = run(text, tmp_path, *sets).must_pass()
+        for path, acks in (("ibgda", of_ibgda), ("gda_minimal", of_other)):
+            counters = found.result["paths"][path]["counters"]
+            assert (counters["packets_request"], counters["packets_ack"]) == (15, acks)
+
+
 @pytest.mark.parametrize(
     ("work", "tables"),
     [
@@ -154,14 +168,26 @@ def test_payload_in_host_memory_is_fenced_at_system_scope(tmp_path):
 def test_hang_names_the_queue_of_a_crowd(tmp_path):
     fault = [{"kind": "drop", "packet": "ack", "count": -1, "from": 1}]
     found = run(
-        of(workload=[put(producers=64, count=512)], fault=fault, nic={"sq_depth": 64},
-           check={"watchdog_us": 50}),
+        of(workload=[put(producers=64, count=512)], fault=fault,
+           nic={"sq_depth": 64, "ack_timeout": 0}, check={"watchdog_us": 50}),
         tmp_path,
     )  # fmt: skip
     assert found.result["verdict"] == "fail" and found.kinds() == {"hang"}
     (queue,) = found.result["hang"]["queues"]
     assert (queue["posted"], queue["rung"], queue["completed"]) == (64, 64, 0)
     assert "on the wire" in queue["waits"] and "dropped by a wire fault" in queue["waits"]
+
+
+def test_a_queue_that_gives_up_tells_every_wqe_signalled_or_not(tmp_path):
+    fault = [{"kind": "drop", "packet": "ack", "count": -1, "from": 1}]
+    found = run(
+        of(workload=[put(producers=64, count=512)], fault=fault,
+           nic={"sq_depth": 64, "timer_scale": 0.001}),
+        tmp_path,
+    )  # fmt: skip
+    assert found.kinds() == {"completion_status"}
+    statuses = found.result["paths"]["ibgda"]["messages"]["statuses"]
+    assert statuses == {"RETRY_EXC_ERR": 1, "WR_FLUSH_ERR": 511}
 
 
 @pytest.mark.parametrize(

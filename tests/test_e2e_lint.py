@@ -4,6 +4,7 @@ from hw.config import Structure
 from hw.elaborate import to_verilog
 from hw.node import Node
 from sim import build, run
+from sim.toolchain import BuildError
 
 
 def test_generated_verilog_lints_without_warnings():
@@ -13,7 +14,7 @@ def test_generated_verilog_lints_without_warnings():
 
 def test_lint_finds_a_warning():
     latch = "module node(input wire a, output reg b); always @* if (a) b = 1; endmodule\n"
-    with pytest.raises(build.BuildError, match="LATCH"):
+    with pytest.raises(BuildError, match="LATCH"):
         build.lint(latch)
 
 

@@ -161,6 +161,7 @@ def test_packets_are_lost_by_port(fault, hangs, tmp_path):
             preset=PRESET,
             workload=[{"kind": "put", "size": [64], "count": 2}],
             fault=[{"kind": "drop", "from": 0, "count": -1, **fault}],
+            nic={"ack_timeout": 0},
             check={"watchdog_us": 50},
         ),
         tmp_path,

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from support_run import CONTRACT_FILES, SCENARIOS, bellwire, run, toml
 
-from hw.config import cycles
 from hw.formats.events import EventKind
 from hw.formats.tlp import BAR_SHIFT, MarkKind, Port, TlpClass
+from hw.units import cycles
 from sim import addresses, image
 from sim.closed_form import completion_tlps, packets, read_tlps, write_tlps
-from sim.names import COUNTERS
+from sim.names import COUNTERS, LANDMARKS
 from sim.paths import PATHS
 from sim.result import validate
 from sim.scenario import load
-from sim.timeline import LANDMARKS
 
 BOTH = ("gda_minimal", "ibrc")
 ALL = tuple(PATHS)
@@ -330,6 +329,22 @@ def test_explicit_operations_of_a_qp_act_in_order(tmp_path):
             assert len(landed) == 4 and landed == sorted(landed)
 
 
+def test_a_producer_of_a_proxy_is_one_thread_on_all_its_qps(tmp_path):
+    """One request after the other, in the order of the file."""
+    ops = [
+        {"qp": index % 3, "size": 8, "offset": 64 * index, "remote_offset": 64 * index}
+        for index in range(9)
+    ]
+    found = run(toml(paths=["ibrc"], op=ops), tmp_path).must_pass()
+    rows = found.table("ibrc")
+    assert [int(row["qp"]) for row in rows] == [0, 1, 2] * 3
+    issue, written = (
+        [float(row[f"at_{n}_ns"]) for row in rows] for n in ("issue", "request_written")
+    )
+    # None is issued before the last one is written.
+    assert all(end <= begin for end, begin in zip(written, issue[1:], strict=False))
+
+
 @pytest.mark.slow
 def test_block_index_of_a_queue_wraps_at_65536(tmp_path):
     """WQEs of 16 blocks, so that a short run goes round."""
@@ -466,14 +481,17 @@ def test_ibrc_acts_as_its_flow_says(tmp_path, push):
     ]
     # A poll may be on its way when the last word comes.
     assert 0 < at["proxy_seen"] - requests[-1][0] <= s.cpu.poll_ns
-    assert at["wqe_written"] - at["proxy_seen"] == s.proxy.service_cold_ns
+    # The post is the last part of the service time, the WQE the first part of the post.
+    assert at["ring"] - at["proxy_seen"] == s.proxy.service_cold_ns
+    assert at["ring"] - at["wqe_written"] == s.cpu.post_ns - s.cpu.wqe_ns
     (wqe,) = commits(log, MarkKind.WQE)
     send = addresses.record_offset(0) + 4
     (record,) = (commit for commit in commits(log, MarkKind.RECORD) if commit[2] == send)
     (cqe,) = commits(log, MarkKind.CQE)
     assert (wqe[1], record[1], cqe[1]) == (1, 1, 1)
     (ring,) = log.of(EventKind.RING_SEEN)["cycle"].tolist()
-    assert wqe[0] <= record[0] < ring < cqe[0]
+    # In this order; WQE and record are visible before the ring leaves.
+    assert wqe[0] < record[0] < at["ring"] < ring < cqe[0]
     assert log.of(EventKind.FETCHED)["pushed"].tolist() == [int(push)]
     counters = found.result["paths"]["ibrc"]["counters"]
     # The read of the payload, and that of the WQE if it was not pushed.
@@ -482,6 +500,26 @@ def test_ibrc_acts_as_its_flow_says(tmp_path, push):
     assert counters["tlp_gpu_up_posted"] == 5
     assert counters["tlp_host_up_posted"] == 1
     assert counters["tlp_gpu_up_read"] >= 1
+
+
+def test_a_proxy_rings_when_wqe_and_record_are_visible(tmp_path):
+    """However long that takes, and however little the post costs beyond; `complete` comes later."""
+    costs = {"post_ns": 20, "wqe_ns": 20}
+    found = run(
+        single(
+            "ibrc", cpu=costs, memory={"host_store_ns": 300}, proxy={"complete_every_bytes": 32}
+        ),
+        tmp_path,
+    ).must_pass()
+    log = found.logs["ibrc"]
+    (row,) = found.table("ibrc")
+    ring = float(row["at_ring_ns"])
+    (wqe,) = commits(log, MarkKind.WQE)
+    send = addresses.record_offset(0) + 4
+    (record,) = (commit for commit in commits(log, MarkKind.RECORD) if commit[2] == send)
+    assert wqe[0] < record[0] <= ring < record[0] + 10
+    told = [c[0] for c in commits(log, MarkKind.OTHER) if c[2] == addresses.COMPLETE]
+    assert told == [told[0]] and told[0] > ring + 300
 
 
 def test_verbs_act_as_their_flow_says(tmp_path):

@@ -71,7 +71,7 @@ def test_v8_sign_is_what_the_page_says(tmp_path):
 
 def test_v8_sign_is_another_with_a_proxy_that_costs_nothing(tmp_path):
     """What the sign comes from, so that the scenario notices."""
-    found = run(V8_SIGN, tmp_path, "proxy.service_cold_ns=1")
+    found = run(V8_SIGN, tmp_path, "proxy.service_cold_ns=75")
     assert found.result["verdict"] == "fail"
     assert any("rate_mops (ibrc" in text for text in found.result["failures"])
     assert rates(found, "ibrc")[2] > rates(found, "ibgda")[2]

@@ -10,7 +10,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from support_streams import Bench, Sink, Source, pack
 
-from hw.config import NicTiming, Structure
+from hw.config import Structure
 from hw.cq_engine import DELAY_DEPTH, CqEngine
 from hw.formats.context import CqContext, Table
 from hw.formats.dma import WriteRequest
@@ -23,6 +23,7 @@ from hw.lib.align import Line
 from hw.lib.delay import NOW_BITS
 from hw.lib.trace import Probe
 from hw.qp_context import ConfigPort, QpContext
+from hw.timing import NicTiming
 from sim.agents.completions import work_completion
 
 STRUCTURE = Structure(qps=8)

@@ -5,7 +5,8 @@ import random
 import pytest
 from support_streams import Bench, Sink, Source, refuses
 
-from hw.dma import DmaRead, DmaWrite
+from hw.dma_read import DmaRead
+from hw.dma_write import DmaWrite
 from hw.formats.tlp import MarkKind, Port
 
 LINE, PAGE = 64, 4096

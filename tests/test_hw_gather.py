@@ -11,7 +11,7 @@ from support_streams import Bench, Sink, Source
 from test_hw_dma import LINE, Completer, cut, in_lanes, lane_bytes, memory_bytes
 
 from hw.config import Structure
-from hw.dma import DmaRead
+from hw.dma_read import DmaRead
 from hw.formats.tlp import MarkKind
 from hw.gather import Gather
 from hw.lib.stream import connect

@@ -8,10 +8,11 @@ import pytest
 from amaranth.sim import Simulator
 from support_pcie import Probes, Sink, Source, pcie_timing, posted_beats, run
 
-from hw.config import BYTE_FRACTION, Structure, byte_interval
+from hw.config import Structure
 from hw.formats.tlp import Port, claims
 from hw.pcie import PcieLink
 from hw.pcie_switch import PcieFabric
+from hw.units import BYTE_FRACTION, byte_interval
 
 SMALL = Structure(pcie_beats=128, pcie_reads=16)
 GPU, NIC, HOST = (port.value << 44 for port in (Port.GPU, Port.NIC, Port.HOST))

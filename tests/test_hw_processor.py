@@ -9,13 +9,14 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from support_pcie import Sink, Source, pcie_timing, run
 
-from hw.config import PcieTiming, Structure
+from hw.config import Structure
 from hw.formats.command import Command, Operation
 from hw.formats.tlp import Port
 from hw.lib.stream import connect
 from hw.memory import Memory
 from hw.pcie_switch import PcieFabric
 from hw.processor import Processor, Response
+from hw.timing import PcieTiming
 
 HOST, GPU, NIC = (port.value << 44 for port in (Port.HOST, Port.GPU, Port.NIC))
 

@@ -16,12 +16,13 @@ from support_roce import (
 )
 from support_streams import Bench, Sink, Source, pack, unpack
 
-from hw.config import NicTiming, Structure
+from hw.config import Structure
 from hw.formats.context import ConfigWrite, Table, TxContext
 from hw.formats.events import DropReason
 from hw.formats.op import Retirement, Status, Verb
 from hw.formats.roce import Reth, RoceOpcode
 from hw.requester import Requester
+from hw.timing import NicTiming
 
 STRUCTURE = Structure(qps=4, window_blocks=16)
 MTU = 256

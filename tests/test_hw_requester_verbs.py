@@ -17,10 +17,10 @@ from test_hw_requester import (
     random_ops,
 )
 
-from hw.config import TIMER_FRACTION
 from hw.formats.context import Table, TxContext
 from hw.formats.op import Status, Verb
 from hw.formats.roce import Reth, RoceOpcode
+from hw.units import TIMER_FRACTION
 
 MESSAGES = (Verb.WRITE, Verb.WRITE_IMM, Verb.SEND, Verb.SEND_IMM, Verb.READ)
 SIZES = (0, 1, MTU - 1, MTU, MTU + 1, 3 * MTU + 5)

@@ -8,9 +8,11 @@ import pytest
 from support_roce import Pulses, Recorder, ack_beat, normal, packet_beats, write_packets
 from support_streams import Bench, Sink, Source, pack
 
-from hw.config import FaultTiming, Structure, WireTiming, byte_interval
+from hw.config import Structure
 from hw.formats.events import DropReason, StallCause
 from hw.formats.roce import RoceOpcode, WireBeat
+from hw.timing import FaultTiming, WireTiming
+from hw.units import byte_interval
 from hw.wire import Wire
 
 STRUCTURE = Structure(wire_beats=128)

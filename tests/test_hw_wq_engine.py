@@ -16,12 +16,13 @@ from support_wqe import (
     write_wqe,
 )
 
-from hw.config import ITEM_FRACTION, Structure
+from hw.config import Structure
 from hw.formats.context import ConfigWrite, SqContext, Table
 from hw.formats.events import DropReason
 from hw.formats.op import Retirement, Verb
 from hw.opcodes import ATOMICS
 from hw.qp_context import QpContext
+from hw.units import ITEM_FRACTION
 from hw.wq_engine import WqEngine
 
 STRUCTURE = Structure(qps=16, wqe_lines=64)

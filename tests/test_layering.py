@@ -15,7 +15,7 @@ ENTRIES = {"sim/bench.py", "sim/speed/engine_bench.py", "sim/speed/stock_bench.p
 #: Where the test framework may be imported: the modules that it runs, and what starts it.
 USERS = {
     "cocotb": ENTRIES,
-    "cocotb_tools": {"sim/build.py", "sim/launch.py", "sim/speed/stock.py"},
+    "cocotb_tools": {"sim/toolchain.py", "sim/launch.py", "sim/speed/stock.py"},
 }
 #: The one module that sets environment variables for the simulator.
 LAUNCH = "sim/launch.py"
@@ -99,9 +99,18 @@ def test_sim_imports_no_test():
 
 def test_agents_touch_the_machine_through_their_handles_only():
     """Of hw they know formats and constants; machine and engine are not within their reach."""
-    engine = {"sim.machine", "sim.build", "sim.launch", "sim.bench", "ctypes"}
+    engine = {
+        "sim.machine",
+        "sim.exchange",
+        "sim.node",
+        "sim.build",
+        "sim.toolchain",
+        "sim.launch",
+        "sim.bench",
+        "ctypes",
+    }
     paths = [path for path in SIM if path.parent.name == "agents"]
-    assert offenders(paths, lambda path: outside(inside(path), "hw.formats.", "hw.config")) == {}
+    assert offenders(paths, lambda path: outside(inside(path), "hw.formats.", "hw.units")) == {}
     assert offenders(paths, lambda path: imports(path) & engine) == {}
 
 
@@ -180,5 +189,5 @@ def test_reads_of_the_environment_are_no_writes():
 
 def test_imports_are_seen_at_any_depth_and_level():
     path = ROOT / "hw" / "lib" / "made_up.py"
-    source = "import os.path\ndef f():\n    from ..dma import DmaRead\n    from . import delay\n"
-    assert {"os.path", "hw.dma", "hw.lib.delay"} <= set(imports_of(source, path))
+    source = "import os.path\ndef f():\n    from ..gather import Gather\n    from . import delay\n"
+    assert {"os.path", "hw.gather", "hw.lib.delay"} <= set(imports_of(source, path))

@@ -6,6 +6,7 @@ import pytest
 from support_engine import stub_binary, stub_verilog
 
 from sim import build as builder
+from sim import toolchain
 
 
 def test_second_build_makes_nothing(tmp_path):
@@ -19,7 +20,7 @@ def test_function_is_called_only_when_the_binary_is_missing(monkeypatch, tmp_pat
     made = []
     monkeypatch.setattr(builder, "_verilate", lambda *a: a[3].mkdir(exist_ok=True))
     monkeypatch.setattr(builder, "_compile", lambda *a: [])
-    monkeypatch.setattr(builder, "_run", lambda command, **k: "")
+    monkeypatch.setattr(builder, "run", lambda command, **k: "")
 
     def verilog():
         made.append("convert")
@@ -47,9 +48,9 @@ def test_concurrent_builders_build_once(monkeypatch, tmp_path):
 def test_failed_build_leaves_nothing_behind(tmp_path):
     def make(into):
         (into / "file").write_text("half")
-        raise builder.BuildError("no")
+        raise toolchain.BuildError("no")
 
-    with pytest.raises(builder.BuildError):
+    with pytest.raises(toolchain.BuildError):
         builder._once(tmp_path, "one", make)
     assert [path.name for path in tmp_path.iterdir()] == ["one.lock"]
 
@@ -79,18 +80,18 @@ def test_hash_covers_engine_and_verilog(monkeypatch, tmp_path):
     ],
 )
 def test_version_is_read_from_any_text(text, version):
-    assert builder.parse_version(text) == version
+    assert toolchain.parse_version(text) == version
 
 
 def test_variables_that_leak_into_compilers_are_removed(monkeypatch):
     monkeypatch.setenv("CXXFLAGS", "-broken")
     monkeypatch.setenv("LIBS", "-lbroken")
-    assert not {"CXXFLAGS", "LIBS"} & builder._environment().keys()
+    assert not {"CXXFLAGS", "LIBS"} & toolchain._environment().keys()
 
 
 def test_failing_tool_says_why():
-    with pytest.raises(builder.BuildError, match="No such file"):
-        builder._run(["g++", "-c", "no-such-file.cpp"])
+    with pytest.raises(toolchain.BuildError, match="No such file"):
+        toolchain.run(["g++", "-c", "no-such-file.cpp"])
 
 
 def test_lint_accepts_the_stub_and_names_what_is_wrong():
@@ -98,5 +99,5 @@ def test_lint_accepts_the_stub_and_names_what_is_wrong():
     broken = stub_verilog().replace(
         "endmodule", "reg latch; always @* if (clk) latch = 1'b1; endmodule", 1
     )
-    with pytest.raises(builder.BuildError, match="LATCH"):
+    with pytest.raises(toolchain.BuildError, match="LATCH"):
         builder.lint(broken)

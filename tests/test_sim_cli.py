@@ -11,10 +11,10 @@ from support_result import SCENARIO, fake_launch
 
 import sim.run
 from sim import cli, timeline, trace
-from sim.build import BuildError
 from sim.launch import LaunchError
 from sim.progress import Progress
 from sim.scenario import load
+from sim.toolchain import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 

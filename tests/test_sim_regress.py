@@ -9,9 +9,9 @@ from support_result import SCENARIO, fake_launch, group, path_result
 import sim.regress
 import sim.run
 from sim import baseline, cli
-from sim.build import BuildError
 from sim.result import build_result
 from sim.scenario import loads
+from sim.toolchain import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 

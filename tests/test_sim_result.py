@@ -93,6 +93,36 @@ def test_expectation_is_met_or_says_where_not(entry, failures):
     assert all(f.startswith(f"expect.1: {entry['metric']} (") for f in result["failures"])
 
 
+@pytest.mark.parametrize(
+    ("bounds", "failures", "misses"),
+    [
+        # Missed at both places, as declared; at one of them; at none.
+        ({"below": 1000}, [], ["8 B", "64 B"]),
+        ({"below": 1000, "size": 64}, [], ["64 B"]),
+        ({"below": 1001}, ["8 B", "64 B"], []),
+        ({"below": 1001, "size": 8}, ["8 B"], []),
+    ],
+)
+def test_declared_miss_is_listed_and_a_hit_in_its_place_fails(bounds, failures, misses):
+    entry = {"metric": "latency_ns.p50", "path": "ibrc", "miss": "too slow"}
+    result = result_of(expecting(**entry, **bounds))
+    assert validate(result) == []
+    assert result["verdict"] == ("fail" if failures else "pass")
+    limit = bounds["below"]
+    head = "expect.1: latency_ns.p50 (ibrc, {}) is 1000, expected below {}; {}"
+    assert result["failures"] == [head.format(x, limit, "declared a miss") for x in failures]
+    assert result["misses"] == [head.format(x, limit, "too slow") for x in misses]
+    lines = report(result).splitlines()
+    assert [f"known miss: {text}" in lines for text in result["misses"]] == [True] * len(misses)
+
+
+def test_declared_miss_of_a_value_that_nobody_has_fails():
+    entry = {"metric": "segments_ns.fetched", "path": "ibrc", "size": 8}
+    result = result_of(expecting(**entry, above=0, miss="no fetch"))
+    assert result["verdict"] == "fail" and result["misses"] == []
+    assert "is missing" in result["failures"][0]
+
+
 def test_expectation_on_a_latency_that_nobody_has_fails():
     nobody = [group(8, latency_ns=None, segments_ns={}, finished=0), group(64)]
     paths = [path_result("gda_minimal", nobody), path_result("ibrc", [group(8), group(64)])]

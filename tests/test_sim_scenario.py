@@ -13,7 +13,8 @@ from sim.paths import PATHS
 from sim.plan import wqe_blocks
 from sim.scenario import load, loads
 from sim.schema import BadInput, show
-from sim.sections import FOREVER, Fault, Region, Workload
+from sim.sections import FOREVER, Fault
+from sim.work import Region, Workload
 
 HEAD = """
 schema = "bellwire.scenario/1"
@@ -108,8 +109,22 @@ def test_timing_words_carry_the_faults_of_their_node():
     )
     assert scenario.faults == (Fault(kind="drop", packet="ack", node=1, count=FOREVER),)
     assert scenario.faults[0].slot == (3, 0, 0xFFFFFFFF, 0)
-    assert scenario.timing_words(0) == loads(HEAD + PUT).timing_words(0)
-    assert scenario.timing_words(1) != scenario.timing_words(0)
+    assert scenario.timing_words(0, "ibgda") == loads(HEAD + PUT).timing_words(0, "ibgda")
+    assert scenario.timing_words(1, "ibgda") != scenario.timing_words(0, "ibgda")
+
+
+def test_qps_of_nvshmem_ask_for_an_ack_with_every_packet_unless_told_otherwise():
+    """Ref: flows 1.1 and 3.5, `log_ack_req_freq` 0."""
+
+    def asks(*sets):
+        scenario = loads(HEAD + PUT, overrides=sets)
+        return {name: path.ack_every_packet(scenario) for name, path in PATHS.items()}
+
+    assert asks() == {"gda_minimal": 0, "ibgda": 1, "ibrc": 0, "verbs": 0}
+    for value in (0, 1):
+        assert set(asks(f"nic.ack_every_packet={value}").values()) == {value}
+    scenario = loads(HEAD + PUT)
+    assert scenario.timing_words(0, "ibgda") != scenario.timing_words(0, "verbs")
 
 
 def region(name, node, offset, size):
@@ -179,6 +194,8 @@ REFUSED = [
     (PUT + 'region = "x"\n', "workload.0.region", 'allowed "send", "recv"'),
     (PUT + "window = 64\nbatch = 32\n[nic]\nsq_depth = 16\n", "workload.0.batch", "sq_depth is 16"),
     ('[[op]]\nverb = "read"\nsize = 8\n', "op.0.verb", 'allowed "write"'),
+    (PUT + "[proxy]\nservice_cold_ns = 74\n", "proxy.service_cold_ns", "allowed at least 75"),
+    ("[[op]]\nsize = 8\n[[op]]\nsize = 8\nqp = 2\n", "op.1.qp", "allowed 0, that of op.0"),
     ("[[op]]\nsize = 8\nqp = 1024\n", "op.0.qp", "allowed 0 to 1023"),
     ('[[op]]\nsize = 8\nregion = "nowhere"\n', "op.0.region", "no such region"),
     (region("send", 0, 0, 100) + "[[op]]\nsize = 8\n", "op.0.remote_region", "region at node 1"),
@@ -335,7 +352,8 @@ operations = st.builds(
     qp=st.integers(0, 6),
     producer=st.integers(0, 3),
     signaled=st.booleans(),
-)
+    # A producer of `gda_minimal` posts to one QP.
+).map(lambda op: op | {"producer": 4 * op["qp"] + op["producer"]})
 
 
 @settings(max_examples=60)

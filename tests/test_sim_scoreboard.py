@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from support_log import Log, mark
 
-from hw.config import byte_interval
 from hw.formats.events import DropReason, EventKind, StallCause
 from hw.formats.roce import RoceOpcode
 from hw.formats.tlp import MarkKind, TlpClass
+from hw.units import byte_interval
 from sim import reference
+from sim.court import MOST
 from sim.job import Difference, MemoryCheck, QueueState, Status
 from sim.names import COUNTERS, LINK_FIELDS, LINKS, STATUSES, VIOLATIONS
-from sim.scoreboard import MOST, Rules, judge
+from sim.scoreboard import Rules, judge
 from sim.timeline import timeline
 
 DONE = Status(ended="done", cycles=10_000, wall_s=1.0)
@@ -168,6 +169,19 @@ def test_completion_too_many(index):
         mark=mark(MarkKind.CQE, 0, index),
     )
     assert kinds(log) == ["completion_twice"]
+
+
+def test_a_wqe_in_error_is_told_once_signalled_or_not():
+    log = good_log()
+    log.messages[3]["signaled"] = 0
+    log.drop(EventKind.RETIRED, lambda fields: fields["wqe_index"] == 3)
+    log.add(EventKind.RETIRED, 10_900, 0, qp=0, wqe_index=3, blocks=1, signaled=0, status=5)
+    assert kinds(log) == ["completion_status"]
+    dropped = log.drop(
+        EventKind.COMMIT,
+        lambda fields: fields["mark"] & 0xF == MarkKind.CQE.value and fields["mark"] >> 16 == 3,
+    )
+    assert dropped == 1 and set(kinds(log)) == {"completion_status", "completion_lost"}
 
 
 def test_completion_in_error():

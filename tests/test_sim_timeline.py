@@ -7,7 +7,9 @@ from support_log import FAR, STEP, Log, repeat
 
 from hw.formats.events import EventKind, RetryReason
 from hw.formats.roce import RoceOpcode
-from sim.timeline import ABSENT, group_stats, segments_ns, timeline, unwrap, write_csv
+from sim.joins import ABSENT, unwrap
+from sim.statistics import group_stats, segments_ns
+from sim.timeline import timeline, write_csv
 
 INLINE_PATH = [
     "wqe_written",

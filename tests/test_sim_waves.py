@@ -11,6 +11,7 @@ from hw.config import Structure
 from hw.elaborate import convert, plain_names
 from hw.node import Node
 from sim import build as builder
+from sim import toolchain
 from sim.schema import BadInput
 from sim.waves import gtkwave, surfer
 from sim.waves.catalog import Catalog
@@ -72,21 +73,21 @@ def test_bad_scope_is_told(scope):
     [(True, "", "fst"), (True, "vcd", "vcd"), (False, "", "vcd"), (True, "fst", "fst")],
 )
 def test_fst_is_written_where_its_libraries_are(monkeypatch, there, wanted, form):
-    monkeypatch.setattr(builder, "_compiles", lambda source: there)
-    assert builder.wave_format(wanted) == form
+    monkeypatch.setattr(toolchain, "_compiles", lambda source: there)
+    assert toolchain.wave_format(wanted) == form
 
 
 def test_fst_that_cannot_be_had_is_told(monkeypatch):
-    monkeypatch.setattr(builder, "_compiles", lambda source: False)
-    with pytest.raises(builder.BuildError, match="apt install liblz4-dev"):
-        builder.wave_format("fst")
+    monkeypatch.setattr(toolchain, "_compiles", lambda source: False)
+    with pytest.raises(toolchain.BuildError, match="apt install liblz4-dev"):
+        toolchain.wave_format("fst")
     with pytest.raises(ValueError, match="allowed fst, vcd"):
-        builder.wave_format("lxt")
+        toolchain.wave_format("lxt")
 
 
 @pytest.mark.slow
 def test_fst_is_built_and_written_where_lz4_is(tmp_path):
-    if builder.wave_format() != "fst":
+    if toolchain.wave_format() != "fst":
         pytest.skip("lz4.h is not installed")
     binary = builder.build("stub", stub_verilog(), trace="fst", cache=tmp_path)
     linked = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout

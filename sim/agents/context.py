@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import fields
 
-from hw.config import cycles
 from hw.formats.events import EventKind
+from hw.units import cycles
 
 __all__ = ["Costs", "Landmarks", "Thread"]
 

@@ -8,8 +8,8 @@ Ref: the minimal GPU-initiated path that source A of the preset measured (its Ta
 
 from collections import defaultdict
 
-from hw.config import cycles
 from hw.formats.events import EventKind
+from hw.units import cycles
 
 from .. import wqe
 from .context import Costs, Thread

@@ -11,8 +11,8 @@ Ref: NVSHMEM as read (flows 1.1 to 1.4, 1.7), `nvshmem_ibgda` vectors.
 
 from collections import defaultdict
 
-from hw.config import cycles
 from hw.formats.events import EventKind
+from hw.units import cycles
 
 from .. import wqe
 from .agenda import PARKED, Agenda

@@ -8,9 +8,11 @@ completion queues, answer `quiet`. Ref: NVSHMEM's proxy channel and IBRC transpo
 in the `nvshmem_proxy_channel` vectors.
 """
 
-from hw.config import cycles
+from collections import defaultdict
+
 from hw.formats.events import EventKind
 from hw.formats.tlp import MarkKind
+from hw.units import cycles
 
 from .. import addresses, wqe
 from .channel import PUT_BYTES, decode_put, encode_put, flag_of
@@ -42,6 +44,7 @@ class Crew:
             queues,
             scenario.cpu,
             scenario.proxy,
+            scenario.memory.host_store_ns,
             site.marks[number],
             site.resolver(number),
         )
@@ -51,7 +54,13 @@ class Crew:
     def agents(self, by_thread, window):
         """(name, agent) for the messages by (node, peer, QP, producer) of a phase."""
         site = self._site
+        threads = defaultdict(list)
         for (node, _, _, producer), messages in by_thread.items():
+            # A producer is one thread, whatever its requests name.
+            threads[node, producer] += messages
+        for (node, producer), messages in threads.items():
+            # Messages are numbered in the order of the file, which is that of issue.
+            messages.sort(key=lambda message: message.number)
             thread = Thread(producer, messages, window)
             site.threads.append(thread)
             yield (
@@ -191,12 +200,14 @@ class Proxy:
     queues : dict of QP number between the nodes to SendQueue
         Rings in host memory.
     cpu, proxy : CpuConfig, ProxyConfig
+    store_ns : float
+        Until a store of the CPU is visible to devices.
     marks : Landmarks
     resolve : callable
         `PutRequest` to (lkey, target address, rkey).
     """
 
-    def __init__(self, node, channel, queues, cpu, proxy, marks, resolve):
+    def __init__(self, node, channel, queues, cpu, proxy, store_ns, marks, resolve):
         self._node, self._channel, self._queues, self._marks, self._resolve = (
             node,
             channel,
@@ -206,7 +217,9 @@ class Proxy:
         )
         self._costs, self._proxy = Costs(cpu), proxy
         self._registers = {queue: HostRegister(queue, cpu) for queue in queues.values()}
-        self._service = cycles(proxy.service_ns)
+        self._visible = max(1, cycles(store_ns))
+        # Of a request's time, what is not its post, which comes last.
+        self._before = cycles(proxy.service_ns) - self._costs.post
         self._host = node.memory("host")
         #: Bytes of the channel taken, reported as complete, and acknowledged to `quiet`.
         self._taken, self._reported, self._acknowledged = 0, 0, 0
@@ -260,7 +273,7 @@ class Proxy:
         stamp = self._marks.stamp
         stamp(EventKind.PROXY_SEEN, message, self.time)
         self._taken += PUT_BYTES
-        self.time += self._service
+        self.time += self._before
         lkey, target, rkey = self._resolve(request)
         raw = wqe.write(
             index=queue.posted,
@@ -272,13 +285,20 @@ class Proxy:
             length=request.size,
             signaled=True,
         )
-        posted = queue.post(raw, message, signaled=True, due=self.time)
-        queue.store_record(self.time)
-        stamp(EventKind.WQE_WRITTEN, message, self.time, posted, qp=queue.qp)
+        built = self.time + self._costs.wqe
+        posted = queue.post(raw, message, signaled=True, due=built)
+        stamp(EventKind.WQE_WRITTEN, message, built, posted, qp=queue.qp)
+        # Stores of a host are visible in their order; those of the WQE take a cycle each.
+        record = built + posted.next_index - posted.index
+        queue.store_record(record)
+        # The fence ends when WQE and record are visible, if that is later than the post's end.
+        self.time = max(self.time + self._costs.post, record + 1 + self._visible)
         stamp(EventKind.PROXY_POSTED, message, self.time, posted, qp=queue.qp)
         self._registers[queue].ring(raw, self.time)
         stamp(EventKind.RING, message, self.time, posted, qp=queue.qp)
         if self._taken - self._reported >= self._proxy.complete_every_bytes:
+            # Behind the doorbell is a fence, too.
+            self.time += max(1, self._costs.store_issue)
             self._reported = self._taken
             self._store(addresses.COMPLETE, self._taken)
 

@@ -8,8 +8,8 @@ the completion queue's record once, and hands each completion to the thread whos
 Ref: rdma-core `mlx5_post_send` and `mlx5_poll_cq`, the loop of perftest; `rdma_core` vectors.
 """
 
-from hw.config import cycles
 from hw.formats.events import EventKind
+from hw.units import cycles
 
 from .. import wqe
 from .context import Costs, Thread

@@ -7,7 +7,7 @@ producer is a whole warp or CTA, which issues one message at a time.
 
 from collections import deque
 
-from hw.config import cycles
+from hw.units import cycles
 
 __all__ = ["LANES", "Warp", "gather"]
 

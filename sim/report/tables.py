@@ -182,6 +182,7 @@ def report(result: dict[str, Any]) -> str:
         parts.append(
             f"and {len(result['violations']) - len(shown)} more violations, in result.json"
         )
+    parts += [f"known miss: {text}" for text in result["misses"]]
     parts += [f"failure: {text}" for text in result["failures"]]
     parts.append(f"verdict: {result['verdict']}")
     return "\n".join(parts)

@@ -44,7 +44,7 @@ def measure(progress: Progress) -> dict[str, Any]:
 
     Raises
     ------
-    sim.build.BuildError, sim.launch.LaunchError
+    sim.toolchain.BuildError, sim.launch.LaunchError
         If the environment lacks something, or a run did not do what it must.
     """
     context = {

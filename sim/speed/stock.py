@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..build import build, find_verilator
+from ..build import build
 from ..launch import LaunchError, launch
+from ..toolchain import find_verilator
 from .stimulus import doorbells
 
 __all__ = ["Pair", "Runner", "compared"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hw.config import CLOCK_MHZ
+from hw.units import CLOCK_MHZ
 
 from ..names import LANDMARKS
 from ..progress import Progress
