@@ -13,7 +13,7 @@ import numpy as np
 from hw.formats.events import EventKind
 from hw.units import cycles
 
-from . import addresses, connect, image, reference
+from . import addresses, captures, connect, image, reference
 from .agents import gda_minimal, ibgda, ibrc, verbs
 from .job import (
     EVENTS_FILE,
@@ -207,12 +207,17 @@ async def main(dut):
     if job.waves:
         first, last = job.waves
         bench.machine.open_waves(Path(job.wave_file), first, last, job.wave_names)
+    if job.pcap:
+        bench.machine.tap()
     status = await bench.run(job)
     bench.machine.close_waves()
     events = bench.machine.events()
     Path(EVENTS_FILE).write_bytes(events.tobytes())
     bench.messages().save(".")
     reference.check(bench.plan, scenario.seed, bench.machine.memory, events).save(".")
+    if job.pcap:
+        sent = captures.packets(bench.machine.tapped(), scenario.structure.ports)
+        captures.write(Path(), sent, job.pcap)
     if job.record:
         bench.machine.save_recording(Path(RECORDING_FILE))
     status.save(".")

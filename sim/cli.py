@@ -63,6 +63,15 @@ def _parser() -> argparse.ArgumentParser:
         help="waveforms, of these cycles (default: all)",
     )
     _wave_options(run)
+    run.add_argument(
+        "--pcap",
+        nargs="?",
+        type=_ip_version,
+        const=4,
+        default=0,
+        metavar="4|6",
+        help="captures of the links, over this version of IP (default: 4)",
+    )
     run.add_argument("--json", action="store_true", help="print the result file alone")
     run.set_defaults(action=_run)
 
@@ -155,6 +164,12 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _ip_version(text: str) -> int:
+    if text not in ("4", "6"):
+        raise argparse.ArgumentTypeError(f"--pcap = {text}: allowed 4, 6")
+    return int(text)
+
+
 def _jobs(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 256:
         raise argparse.ArgumentTypeError(f"-j = {text}: allowed 1 to 256")
@@ -180,7 +195,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise BadInput("bellwire", "--scope, --wave-format", MISSING, "allowed with --waves only")
     progress = Progress(sys.stderr)
     try:
-        run = execute(scenario, RunOptions(out=arguments.out, waves=waves), progress)
+        run = execute(
+            scenario, RunOptions(out=arguments.out, waves=waves, pcap=arguments.pcap), progress
+        )
     except (BuildError, LaunchError) as error:
         print(f"bellwire: {error}", file=sys.stderr)
         return BAD_ENVIRONMENT
@@ -202,6 +219,8 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"run directory: {_shown(run.directory)}")
         for place in run.waves.values():
             print(f"waveforms: {_shown(place)}")
+        for place in run.captures:
+            print(f"capture: {_shown(place)}")
     return PASSED if result["verdict"] == "pass" and not run.waveless else FAILED
 
 

@@ -4,6 +4,7 @@
 apart and says what it is. Neither knows of time or of files (`sim/captures.py`).
 """
 
+import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -141,9 +142,8 @@ def build(
         raise ValueError(f"addresses {source.ip} and {target.ip}: allowed two of one version of IP")
     transport = packet.transport()
     length = _udp.size + len(transport) + _ICRC_BYTES
-    udp = _udp.pack(
-        source_port=port, destination_port=ethernet.ROCE_PORT, length=length, checksum=0
-    )
+    fields = {"source_port": port, "destination_port": ethernet.ROCE_PORT, "length": length}
+    udp = _udp.pack(**fields)
     if source.ip.version == 4:
         kind = ethernet.EtherType.IPV4
         ip = _ipv4(source, target, length, identification, tos)
@@ -158,9 +158,13 @@ def build(
             source=int(source.ip),
             destination=int(target.ip),
         )
+    close = icrc(ip + udp + transport)
+    # The ICRC does not cover UDP's checksum. IPv4 goes without one, IPv6 may not.
+    if source.ip.version == 6:
+        pseudo = ip[8:40] + struct.pack(">II", length, ethernet.IpProtocol.UDP.value)
+        udp = _udp.pack(**fields, checksum=_checksum(pseudo + udp + transport + close) or 0xFFFF)
     head = _ether.pack(destination=target.mac, source=source.mac, ethertype=kind.value)
-    datagram = ip + udp + transport
-    return head + datagram + icrc(datagram)
+    return head + ip + udp + transport + close
 
 
 def _ipv4(source: Address, target: Address, length: int, identification: int, tos: int) -> bytes:
@@ -176,11 +180,16 @@ def _ipv4(source: Address, target: Address, length: int, identification: int, to
         "source": int(source.ip),
         "destination": int(target.ip),
     }
-    raw = _ip4.pack(**fields)
-    total = sum(int.from_bytes(raw[at : at + 2], "big") for at in range(0, _ip4.size, 2))
+    return _ip4.pack(**fields, checksum=_checksum(_ip4.pack(**fields)))
+
+
+def _checksum(raw: bytes) -> int:
+    """The internet checksum: ones' complement of the ones' complement sum of 16-bit words."""
+    raw += bytes(len(raw) % 2)
+    total = sum(struct.unpack(f">{len(raw) // 2}H", raw))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
-    return _ip4.pack(**fields, checksum=~total & 0xFFFF)
+    return ~total & 0xFFFF
 
 
 def parse(raw: bytes) -> Frame:

@@ -11,6 +11,7 @@ working directory of its own.
 | `memory.json` | `MemoryCheck`: what the memories hold after the run, against what they should |
 | `status.json` | `Status`, written last: its absence means that the process died |
 | `recording.bin` | the stimulus, if `Job.record` |
+| `link-*.pcap` | what the links carried, if `Job.pcap` |
 | `Job.wave_file` | if `Job.waves` and the run reaches them |
 
 and prints, at most once per second, `progress_line(...)`.
@@ -111,6 +112,8 @@ class Job(_Record):
     #: File that they go to, and the signals and scopes that are dumped; none: everything.
     wave_file: str = ""
     wave_names: tuple[str, ...] = ()
+    #: Version of IP in captures of the links; 0: none are made.
+    pcap: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,8 @@ class RunOptions:
     waves: WaveRequest | None = None
     skip_idle: bool = True
     record: bool = False
+    #: Version of IP in captures of the links; 0: none are made.
+    pcap: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Run:
     layout: Layout | None = None
     #: Why there are none of a path, in a line each.
     waveless: tuple[str, ...] = ()
+
+    @property
+    def captures(self) -> tuple[Path, ...]:
+        """Capture files of all paths and links."""
+        return tuple(sorted(self.directory.glob("*.pcap")))
 
 
 def binary_for(
@@ -259,6 +266,7 @@ def _simulate(
         seed=scenario.seed,
         skip_idle=options.skip_idle,
         record=options.record,
+        pcap=options.pcap,
         waves=(dump and dump.request.window(path)) or (),
         wave_file=dump.file if dump else "",
         wave_names=dump.layout.names if dump else (),

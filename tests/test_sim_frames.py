@@ -63,6 +63,14 @@ def test_a_frame_is_parsed_into_what_it_was_built_of(packet, ends, number):
 
 
 @given(packets())
+def test_udp_over_ipv6_has_the_checksum_that_scapy_computes(packet):
+    raw = build(packet, A6, B6)
+    seen = scapy.Ether(raw)
+    seen[scapy.UDP].chksum = None
+    assert scapy.raw(seen)[14 + 40 : 14 + 48] == raw[14 + 40 : 14 + 48] and raw[60:62] != b"\0\0"
+
+
+@given(packets())
 def test_scapy_reads_the_same_fields_and_the_same_icrc(packet):
     raw = build(packet, A4, B4)
     seen = scapy.Ether(raw)
