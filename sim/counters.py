@@ -17,8 +17,12 @@ __all__ = ["STATUS_NAMES", "counters_of", "link_name", "links_of", "statuses_of"
 #: Names of the statuses that a retirement can carry.
 STATUS_NAMES = {
     OpStatus.SUCCESS.value: "SUCCESS",
+    OpStatus.LOCAL_LENGTH.value: "LOC_LEN_ERR",
     OpStatus.LOCAL_QP_OPERATION.value: "LOC_QP_OP_ERR",
+    OpStatus.LOCAL_PROTECTION.value: "LOC_PROT_ERR",
     OpStatus.FLUSHED.value: "WR_FLUSH_ERR",
+    OpStatus.BAD_RESPONSE.value: "BAD_RESP_ERR",
+    OpStatus.LOCAL_ACCESS.value: "LOC_ACCESS_ERR",
     OpStatus.REMOTE_INVALID_REQUEST.value: "REM_INV_REQ_ERR",
     OpStatus.REMOTE_ACCESS.value: "REM_ACCESS_ERR",
     OpStatus.REMOTE_OPERATION.value: "REM_OP_ERR",

@@ -39,8 +39,8 @@ class Status(enum.Enum, shape=8):
     """Completion status; the values are mlx5 syndromes, 0 is success."""
 
     SUCCESS = 0x00
-    LOCAL_QP_OPERATION = 0x02
     LOCAL_LENGTH = 0x01
+    LOCAL_QP_OPERATION = 0x02
     LOCAL_PROTECTION = 0x04
     #: The QP was in error before the operation was done.
     FLUSHED = 0x05
