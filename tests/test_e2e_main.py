@@ -43,11 +43,9 @@ def test_main_job_is_right_on_both_paths(main_job):
         assert [(g["size"], g["count"], g["finished"]) for g in entry["groups"]] == [
             (size, 32, 32) for size in (8, 64, 512, 4096)
         ]
-        assert [entry["counters"][name] for name in COUNTERS if name.startswith("drop_")] == [
-            0 if name != "drop_push_unused" else entry["counters"][name]
-            for name in COUNTERS
-            if name.startswith("drop_")
-        ]
+        dropped = {n for n in COUNTERS if n.startswith("drop_") and entry["counters"][n]}
+        # A push that comes while older WQEs wait is none that is lost: it is fetched.
+        assert dropped <= {"drop_push_unused"}
         for group in entry["groups"]:
             assert sum(group["segments_ns"].values()) == pytest.approx(group["latency_ns"]["mean"])
             assert min(group["segments_ns"].values()) >= 0
@@ -81,7 +79,7 @@ def test_rows_of_messages_add_up_to_the_groups(main_job):
         for row in rows:
             at = [float(row[f"at_{name}_ns"]) for name in LANDMARKS if row[f"at_{name}_ns"]]
             assert float(row["at_seen_ns"]) - float(row["at_issue_ns"]) == float(row["latency_ns"])
-            assert at[0] == float(row["at_issue_ns"])
+            assert at[0] == float(row["at_issue_ns"]) and at == sorted(at)
 
 
 def test_command_prints_tables_and_warm_runs_in_time(tmp_path):

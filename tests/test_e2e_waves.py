@@ -212,9 +212,12 @@ def test_every_signal_of_the_layouts_is_in_the_dump(dumped):
         assert added == [name for name, _ in named]
         # Of what is dumped nothing is hidden but the port that the simulator's filter needs.
         assert set(signals) - set(added) == {"n1.rst"}
-        for filters in re.findall(r"^\^1 (\S+)$", save, re.M):
-            assert (dumped.directory / filters).stat().st_size
-        for mapping in re.findall(r"^item_set_format (\S+)$", commands, re.M):
+        filters = re.findall(r"^\^1 (\S+)$", save, re.M)
+        mappings = re.findall(r"^item_set_format (\S+)$", commands, re.M)
+        assert filters and mappings
+        for name in filters:
+            assert (dumped.directory / name).stat().st_size
+        for mapping in mappings:
             text = (dumped.directory / ".surfer" / "mappings" / f"{mapping}.txt").read_text()
             assert text.startswith(f"Name = {mapping}\nBits = ")
 

@@ -43,9 +43,9 @@ def place(tmp_path):
     return tmp_path
 
 
-def outcome(place, words):
-    """What the tests drew, the commands that were printed, and the last line."""
-    done = subprocess.run(
+def ended(place, words):
+    """A command that ran in the folder, with our modules."""
+    return subprocess.run(
         words,
         cwd=place,
         env=dict(os.environ) | {"PYTHONPATH": str(ROOT)},
@@ -54,6 +54,11 @@ def outcome(place, words):
         check=False,
         timeout=120,
     )
+
+
+def outcome(place, words):
+    """What the tests drew, the commands that were printed, and the last line."""
+    done = ended(place, words)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     drawn = {found[1] for line in lines if (found := re.match(r"E .*?\b(drew .*)", line))}
@@ -82,28 +87,14 @@ def test_printed_command_replays_each_failure_alone(place):
 
 def test_file_that_cannot_be_imported_is_replayed_too(place):
     (place / "test_broken.py").write_text("import absent\n")
-    done = subprocess.run(
-        pytest_words("test_broken.py"),
-        cwd=place,
-        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended(place, pytest_words("test_broken.py"))
     assert done.returncode == 2
     assert re.search(r"^replay: .* -m pytest test_broken.py --seed 1$", done.stdout, re.M)
 
 
 @pytest.mark.parametrize("seed", ["x", "-1", "4294967296"])
 def test_bad_seed_is_one_line(place, seed):
-    done = subprocess.run(
-        pytest_words(f"--seed={seed}"),
-        cwd=place,
-        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended(place, pytest_words(f"--seed={seed}"))
     assert done.returncode == 4
     assert f"--seed = {seed}: allowed 0 to 4294967295" in done.stderr
 

@@ -223,36 +223,21 @@ def test_retirement_beyond_the_fetch():
     assert kinds(log) == ["index_out_of_bounds"]
 
 
+def send_tlps(log, start, gap):
+    """Ten TLPs of 280 B, which take 5.6 cycles each, leave the NIC of node 1."""
+    fields = {"link": 4, "tlp": TlpClass.POSTED, "payload": 256, "wire": 280, "mark": 0}
+    for number in range(10):
+        log.add(EventKind.TLP_SENT, start + gap * number, 1, **fields)
+
+
 def test_link_over_rate():
     log = good_log()
-    for number in range(10):
-        log.add(
-            EventKind.TLP_SENT,
-            90_000 + 6 * number,
-            1,
-            link=4,
-            tlp=TlpClass.POSTED,
-            payload=256,
-            wire=280,
-            mark=0,
-        )
-    assert kinds(log) == []  # 280 B at 400 Gb/s take 5.6 cycles.
-    for number in range(10):
-        log.add(
-            EventKind.TLP_SENT,
-            91_000 + 4 * number,
-            1,
-            link=4,
-            tlp=TlpClass.POSTED,
-            payload=256,
-            wire=280,
-            mark=0,
-        )
+    send_tlps(log, 90_000, 6)
+    assert kinds(log) == []
+    send_tlps(log, 91_000, 4)
     (violation,) = verdict(log).violations
-    assert (violation["kind"], violation["node"]) == (
-        "link_over_rate",
-        1,
-    ) and "nic_up" in violation["text"]
+    assert (violation["kind"], violation["node"]) == ("link_over_rate", 1)
+    assert "nic_up" in violation["text"]
 
 
 def burst(gap, *ports):
