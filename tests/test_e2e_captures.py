@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from support_run import SCENARIOS, bellwire, run, toml
 from hw.formats.events import EventKind
 from hw.formats.roce import RoceOpcode
 from sim import addresses, image
-from sim.frames import parse
+from sim.frames import parse as parsed
 
 TWO_WAYS = toml(
     workload=[
@@ -27,6 +28,13 @@ TWO_WAYS = toml(
 def captured(request, tmp_path_factory):
     done = run(TWO_WAYS, tmp_path_factory.mktemp("pcap"), pcap=request.param).must_pass()
     return done, request.param
+
+
+def frame_of(raw) -> Any:
+    """A frame that is a packet of ours."""
+    frame = parsed(raw)
+    assert frame.packet and frame.source and frame.target, raw.hex()
+    return frame
 
 
 def frames_of(file):
@@ -45,7 +53,7 @@ def the_capture(done):
 def test_every_packet_that_left_is_in_the_capture_in_order_and_in_time(captured):
     done, version = captured
     sent = done.logs["gda_minimal"].of(EventKind.TX_LAST)
-    frames = [(stamp, parse(raw)) for stamp, raw in frames_of(the_capture(done))]
+    frames = [(stamp, frame_of(raw)) for stamp, raw in frames_of(the_capture(done))]
     assert [stamp for stamp, _ in frames] == sent["cycle"].tolist()
     for row, (_, frame) in enumerate(frames):
         assert frame.kind == "rc" and frame.icrc_right
@@ -63,7 +71,7 @@ def test_the_capture_alone_rebuilds_the_memory_that_was_written(captured):
     plan, seed = done.scenario.plan, done.scenario.seed
     memory, places = {}, {}
     for _, raw in frames_of(the_capture(done)):
-        frame = parse(raw)
+        frame = frame_of(raw)
         packet, flow = frame.packet, (frame.target.mac, frame.packet.bth["dest_qp"])
         if packet.opcode == RoceOpcode.ACK.value:
             continue
@@ -88,7 +96,7 @@ def test_scapy_reads_what_left_and_computes_the_same_icrc(captured):
     head = 14 + (20 if version == 4 else 40) + 8
     for _, raw in frames:
         bth = scapy.Ether(raw)[roce.BTH]
-        ours = parse(raw).packet.bth
+        ours = frame_of(raw).packet.bth
         assert (bth.opcode, bth.psn, bth.dqpn) == (ours["opcode"], ours["psn"], ours["dest_qp"])
         if version == 4:
             assert bth.compute_icrc(raw[head:-4]) == raw[-4:]
@@ -102,7 +110,7 @@ def test_wireshark_dissects_every_packet_and_has_nothing_to_complain_of(captured
     fields = ["infiniband.bth.opcode", "infiniband.bth.psn", "infiniband.bth.destqp"]
     shown = tshark(file, "-T", "fields", *(word for name in fields for word in ("-e", name)))
     seen = [tuple(int(text, 0) for text in line.split("\t")) for line in shown.splitlines()]
-    sent = [parse(raw).packet.bth for _, raw in frames_of(file)]
+    sent = [frame_of(raw).packet.bth for _, raw in frames_of(file)]
     assert seen == [(bth["opcode"], bth["psn"], bth["dest_qp"]) for bth in sent]
     assert tshark(file, "-Y", "_ws.expert") == ""
 
@@ -121,9 +129,9 @@ def test_a_lost_packet_is_not_on_the_wire_and_its_successor_is(tmp_path):
         frames = frames_of(done.directory / f"{path}-link-n0p0-n1p0.pcap")
         assert len(frames) == len(log.of(EventKind.TX_LAST)["cycle"])
         naks = [
-            parse(raw).packet.extended["Aeth"]["syndrome"]
+            frame_of(raw).packet.extended["Aeth"]["syndrome"]
             for _, raw in frames
-            if parse(raw).packet.opcode == RoceOpcode.ACK.value
+            if frame_of(raw).packet.opcode == RoceOpcode.ACK.value
         ]
         assert 0x60 in naks
 
@@ -137,7 +145,7 @@ def test_a_node_wired_to_itself_has_one_link_of_two_ports(tmp_path):
     assert file.name == "link-n0p0-n0p1.pcap"
     macs = {
         (frame.packet.opcode == RoceOpcode.ACK.value, frame.source.mac, frame.target.mac)
-        for frame in (parse(raw) for _, raw in frames_of(file))
+        for frame in (frame_of(raw) for _, raw in frames_of(file))
     }
     assert macs == {(False, 2 << 40, (2 << 40) + 0x100), (True, (2 << 40) + 0x100, 2 << 40)}
 
