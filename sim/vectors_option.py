@@ -1,5 +1,5 @@
-"""pytest's option `--vectors DIR` (docs/conformance.md), as a plugin that pytest knows from the
-start.
+"""pytest's options `--vectors DIR` and `--pcaps DIR` (docs/conformance.md), as a plugin that pytest
+knows from the start.
 
 An option of tests/conftest.py would do, but for one thing: before pytest has read that file, it
 takes DIR for a folder of tests, and looks for its configuration there.
@@ -11,18 +11,21 @@ __all__ = ["pytest_addoption", "pytest_cmdline_main"]
 
 
 def pytest_addoption(parser):
-    """Declare the option."""
-    parser.addoption(
-        "--vectors",
-        metavar="DIR",
-        help="directory of vectors for the conformance tests (docs/conformance.md)",
-    )
+    """Declare the options."""
+    for name, what in (("--vectors", "vectors"), ("--pcaps", "captures")):
+        parser.addoption(
+            name,
+            metavar="DIR",
+            help=f"directory of {what} for the conformance tests (docs/conformance.md)",
+        )
 
 
 def pytest_cmdline_main(config):
     """Start once more with the configuration of the working directory, if DIR had hidden it."""
     call = config.invocation_params
     file = call.dir / "pyproject.toml"
-    if config.option.vectors is None or config.inipath or "-c" in call.args or not file.exists():
+    if not (config.option.vectors or config.option.pcaps):
+        return None
+    if config.inipath or "-c" in call.args or not file.exists():
         return None
     return sys.modules["pytest"].main([*map(str, call.args), "-c", str(file)])

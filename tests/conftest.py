@@ -19,9 +19,9 @@ from sim.run import binary_for
 #: (Known to pytest already where the package is installed; under the same name, so only once.)
 pytest_plugins = ["sim.vectors_option"]
 #: Options on which the outcome of a test depends: they are part of its replay.
-REPLAYED = ("--seed", "--vectors")
-#: Where vectors lie beside a checkout.
-VECTORS = Path(__file__).resolve().parents[2] / "shared" / "vectors"
+REPLAYED = ("--seed", "--vectors", "--pcaps")
+#: Where vectors and captures lie beside a checkout.
+SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Examples come from the seed alone, not from those an earlier run kept; to be slow is no failure.
 hypothesis.settings.register_profile(
@@ -53,15 +53,26 @@ def pytest_collection_modifyitems(config, items):
         items[:] = kept
 
 
-@pytest.fixture
-def vectors(request):
-    """Directory of vectors: `--vectors`, else the one beside the checkout if it is there."""
-    chosen = request.config.getoption("--vectors")
+def _chosen(request, name):
+    """Directory of an option, else the one of its name beside the checkout if it is there."""
+    chosen = request.config.getoption(f"--{name}")
     if chosen:
         return Path(chosen)
-    if not VECTORS.is_dir():
-        pytest.skip("no ../shared/vectors: choose a directory with --vectors DIR")
-    return VECTORS
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"no ../shared/{name}: choose a directory with --{name} DIR")
+    return SHARED / name
+
+
+@pytest.fixture
+def vectors(request):
+    """Directory of vectors."""
+    return _chosen(request, "vectors")
+
+
+@pytest.fixture
+def pcaps(request):
+    """Directory of captures."""
+    return _chosen(request, "pcaps")
 
 
 # Seeds ----------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """A responder between sources and sinks, with a memory behind it."""
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from support_responder import RefMemory, RefResponder
 from support_roce import ContextTable, Pulses, context_writes, normal
 from support_streams import Bench, Sink, Source, pack
 
-from hw.config import NicTiming, Structure
+from hw.config import Structure
 from hw.formats.context import ConfigWrite, RxContext, Table
 from hw.responder import Responder
+from hw.timing import NicTiming
 
 __all__ = ["MTU", "Run", "contexts_of", "lines_of"]
 
@@ -88,6 +90,8 @@ class Run:
         Places of the packets that come while too much is outstanding.
     until : int, optional
         Runs to that cycle, whatever has come out.
+    memory : callable
+        Makes the memory: one for the responder, one for the reference.
     """
 
     def __init__(
@@ -109,9 +113,10 @@ class Run:
         full=(),
         until=None,
         limit=4000,
+        memory: Callable[[], RefMemory] = RefMemory,
     ):
         self.dut = dut = Responder(STRUCTURE)
-        self.memory, self.runs, self.unsettled = RefMemory(), [], unsettled
+        self.memory, self.runs, self.unsettled = memory(), [], unsettled
         begin = len(contexts) + 1
         beats = []
         for i, packet in enumerate(packets):
@@ -135,7 +140,7 @@ class Run:
             ConfigWrite,
             context_writes(Table.RX, RxContext, contexts) + list(configs),
         )
-        self.expected = RefResponder(contexts, rooms=rooms)
+        self.expected = RefResponder(contexts, memory=memory(), rooms=rooms)
         for place, packet in enumerate(packets):
             self.expected.take(packet, reads_full=place in full)
         self.bench = Bench(
