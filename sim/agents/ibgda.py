@@ -99,9 +99,9 @@ class IbgdaWarps:
         #: Its flows.
         self.agenda = Agenda()
         # In the order in which `quiet` takes them: QP after QP, and of each peer after peer.
+        walk = sorted(queues.items(), key=lambda entry: entry[0][::-1])
         self._queues = {
-            key: SharedQueue(*queues[key], self.agenda, costs)
-            for key in sorted(queues, key=lambda key: key[::-1])
+            key: SharedQueue(queue, indices, self.agenda, costs) for key, (queue, indices) in walk
         }
         #: Of each message that is not seen yet: the QP that was picked for it.
         self._picked = {}

@@ -1,8 +1,8 @@
 """Producers as a GPU runs them: which of them act together, and what each call of theirs puts.
 
 At thread scope producer p is lane p mod 32 of warp p / 32. A full warp of which all lanes post to
-one queue in each call acts as one; lanes of any other warp act each for itself. At warp and block scope a
-producer is a whole warp or CTA, which issues one message at a time.
+one queue in each call acts as one; lanes of any other warp act each for itself. At warp and block
+scope a producer is a whole warp or CTA, which issues one message at a time.
 """
 
 from collections import deque
