@@ -102,11 +102,19 @@ def abilities(scenario: "Scenario") -> None:
                     inlined,
                     f"allowed at least {max(work.size)}, as path {path.name} inlines scalars",
                 )
-            if path.reserves and work.full_warps and work.qps > 1 and work.qp_by == "producer":
+            qp_by = path.qp_by(work)
+            if qp_by == "call" and not path.picks:
                 raise ConfigError(
                     f"workload.{index}.qp_by",
-                    work.qp_by,
-                    f'allowed "warp" or "cta" on path {path.name}, where 32 threads act as one',
+                    qp_by,
+                    f'allowed "producer", "warp" or "cta" on path {path.name}',
+                )
+            if path.reserves and work.full_warps and work.qps > 1 and qp_by == "producer":
+                raise ConfigError(
+                    f"workload.{index}.qp_by",
+                    qp_by,
+                    f'allowed "call", "warp" or "cta" on path {path.name}, where 32 threads act as '
+                    "one",
                 )
     proxied = next((name for name in scenario.paths if PATHS[name].proxied), None)
     proxy, post_ns = scenario.proxy, scenario.cpu.post_ns
@@ -144,7 +152,7 @@ def reservations(scenario: "Scenario") -> None:
     """Nobody who waits for free blocks holds back the doorbell of what fills them."""
     if not any(PATHS[path].reserves for path in scenario.paths):
         return
-    producers = {(op.node, op.peer, op.producer) for op in scenario.operations}
+    producers = {(op.node, op.producer) for op in scenario.operations}
     warps = any(work.full_warps for work in scenario.workloads) or len(producers) >= 32
     most, depth = 32 if warps else 1, scenario.queues.sq_depth
     if most > depth:

@@ -123,6 +123,12 @@ def _lanes(path: str, group: Group) -> int:
     return 32 if PATHS[path].reserves and work and work.full_warps else 1
 
 
+def _qps(path: str, group: Group) -> int:
+    """QPs that are posted to."""
+    work = group.workload
+    return work.qps_used(PATHS[path].qp_by(work)) if work else 1
+
+
 def _per_ring(s: "Scenario", path: str, group: Group) -> int:
     """Most messages that one doorbell covers."""
     work = group.workload
@@ -134,7 +140,7 @@ def _per_ring(s: "Scenario", path: str, group: Group) -> int:
 def _posting(s: "Scenario", path: str, group: Group) -> tuple[str, float]:
     """Who issues, and the highest rate of all of them."""
     gpu, cpu, work = s.gpu, s.cpu, group.workload
-    producers, qps = (work.producers, work.qps_used) if work else (1, 1)
+    producers, qps = work.producers if work else 1, _qps(path, group)
     batch = _per_ring(s, path, group)
     # Threads of one QP take turns.
     poster, posters = "gpu_issue", qps
@@ -178,8 +184,6 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     """Highest rate (millions of messages per second) that each limiter of `names.LIMITERS` but
     `latency` allows this group.
     """
-    work = group.workload
-    qps = work.qps_used if work else 1
     limits: dict[str, float] = {}
     if PATHS[path].proxied and s.proxy.service_ns:
         limits["proxy_service"] = 1000 / s.proxy.service_ns
@@ -189,7 +193,7 @@ def ceilings(s: "Scenario", path: str, group: Group) -> dict[str, float]:
     if s.nic.total_mops:
         limits["nic_total_rate"] = s.nic.total_mops
     if s.nic.qp_mops:
-        limits["nic_qp_rate"] = s.nic.qp_mops * qps
+        limits["nic_qp_rate"] = s.nic.qp_mops * _qps(path, group)
     limits["wire"] = s.wire.gbps * 1000 / 8 / wire_bytes(s, group.size)
     for device, ways in _pcie_bytes(s, path, group).items():
         rates = [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .scenario import Scenario
+    from .work import Workload
 
 __all__ = ["BY_PATH", "PATHS", "Path"]
 
@@ -42,6 +43,8 @@ class Path:
     scalars: bool = False
     #: Threads reserve blocks of shared queues, 32 at once where a full warp acts as one.
     reserves: bool = False
+    #: Each call picks its QP, unless the workload says who takes them in turn.
+    picks: bool = False
 
     @property
     def memory(self) -> str:
@@ -52,6 +55,10 @@ class Path:
     def inlines_scalars(self) -> bool:
         """Whether a scalar value goes inside the WQE."""
         return self.scalars and not self.proxied
+
+    def qp_by(self, work: "Workload") -> str:
+        """What takes the QPs in turn, one of `Workload.qp_by`."""
+        return work.qp_by or ("call" if self.picks else "producer")
 
     def inline_max(self, scenario: "Scenario") -> int:
         """Most payload that goes inside a WQE."""
@@ -91,7 +98,9 @@ PATHS: dict[str, Path] = {
             scopes=("thread", "warp", "block"),
             scalars=True,
             reserves=True,
+            picks=True,
             own_signals=True,
+            roams=True,
             # Ref: NVSHMEM's `log_ack_req_freq` of 0 as read (flows 1.1, 3.5).
             acks_every_packet=True,
         ),

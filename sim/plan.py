@@ -46,7 +46,8 @@ class Message:
     peer: int
     #: Thread of `node` that issues it.
     producer: int
-    #: Index of the QP between the two nodes (not the context index: see `Plan.connection`).
+    #: Index of the QP between the two nodes (not the context index: see `Plan.connection`). Where
+    #: calls pick their QPs (`Path.qp_by`), the picked one counts.
     qp: int
     size: int
     #: First byte in its region, and the same at the peer.

@@ -68,12 +68,15 @@ class Workload(Checked):
         "Producers that issue; message i is issued by producer i mod producers.", 1, 65536, 1
     )
     qps: int = number("QPs between the two nodes.", 1, 1024, 1)
-    qp_by: str = choice(
-        "What takes the QPs in turn: each producer, warp of 32 threads, or CTA of cta_threads.",
+    qp_by: str | None = choice(
+        "What takes the QPs in turn: each call (ibgda), producer, warp of 32 threads, or CTA of "
+        "cta_threads; left out: each call on ibgda, each producer on other paths.",
+        None,
+        "call",
         "producer",
         "warp",
         "cta",
-        default="producer",
+        default=None,
     )
     cta_threads: int = number("Threads of a CTA (block), for qp_by.", 32, 1024, 1024)
     window: int = number(
@@ -131,15 +134,16 @@ class Workload(Checked):
             raise ConfigError("cta_threads", self.cta_threads, "allowed multiples of 32")
 
     def group(self, producer: int) -> int:
-        """Which of those that take the QPs in turn a producer belongs to."""
+        """Which of those that take the QPs in turn a producer belongs to, where calls do not."""
         threads = {"thread": 1, "warp": 32, "block": self.cta_threads}[self.scope]
-        size = {"producer": threads, "warp": 32, "cta": self.cta_threads}[self.qp_by]
+        size = {"warp": 32, "cta": self.cta_threads}.get(self.qp_by or "", threads)
         return producer * threads // size
 
-    @property
-    def qps_used(self) -> int:
-        """QPs that are posted to."""
-        return min(self.qps, self.group(self.producers - 1) + 1)
+    def qps_used(self, qp_by: str) -> int:
+        """QPs that are posted to on a path where these are taken in turn (`Path.qp_by`)."""
+        # With fewer calls than QPs each call has one of its own.
+        takers = self.count if qp_by == "call" else self.group(self.producers - 1) + 1
+        return min(self.qps, takers)
 
     @property
     def full_warps(self) -> bool:

@@ -106,6 +106,8 @@ def test_every_packet_of_a_put_is_acknowledged(tmp_path):
         ({"producers": 64, "count": 640, "window": 5}, {"sq_depth": 64, "start_index": 65000}),
         ({"producers": 4, "qps": 4, "count": 40, "window": 3, "scope": "warp"}, {"sq_depth": 32}),
         ({"producers": 4, "qps": 2, "count": 20, "size": [5000], "scope": "block"}, {}),
+        ({"producers": 40, "qps": 3, "count": 120, "window": 2, "size": [8, 300]}, {}),
+        ({"producers": 128, "qps": 4, "count": 512}, {"sq_depth": 64, "start_index": 65500}),
     ],
     ids=lambda value: "-".join(f"{v}" for v in value.values()) or "default",
 )
@@ -133,6 +135,50 @@ def test_wraps_with_single_threads_and_a_tiny_queue(tmp_path):
     ).must_pass()
     indices = found.messages["ibgda"].columns["wqe_index"]
     assert min(indices) < 1000 and max(indices) == 65_535
+
+
+def test_calls_take_the_queues_in_turn(tmp_path):
+    work = {"producers": 3, "qps": 4, "window": 2, "count": 15, "size": [8, 64]}
+    found = run(of(workload=[put(**work)]), tmp_path).must_pass()
+    same = run(of(workload=[put(**work, qp_by="call")]), tmp_path).must_pass()
+    assert found.logs["ibgda"].sha256 == same.logs["ibgda"].sha256
+    rows = found.table("ibgda")
+    # Whoever makes them, and on through the sizes; at the same time, in the order of the threads.
+    rows.sort(key=lambda row: (float(row["at_issue_ns"]), int(row["message"])))
+    assert [int(row["qp"]) for row in rows] == [call % 4 for call in range(1, 31)]
+    threads = run(of(workload=[put(**work, qp_by="producer")]), tmp_path).must_pass()
+    assert [int(row["qp"]) for row in threads.table("ibgda")] == [n % 3 for n in range(15)] * 2
+
+
+def placed(*ops):
+    """Operations with a place of their own each."""
+    return [{"size": 8, "offset": 64 * n, "remote_offset": 64 * n} | op for n, op in enumerate(ops)]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"workload": [put(qps=2, count=2, window=2)]},
+        {"op": placed({"qp": 0}, {"qp": 1}, {"qp": 2, "producer": 1})},
+    ],
+    ids=["calls", "operations"],
+)
+def test_quiet_waits_for_the_queue_whose_ack_was_lost(tmp_path, tables):
+    fault = [{"kind": "drop", "packet": "ack", "count": 1, "from": 1}]
+    nic = {"timer_scale": 0.001}
+    found = run(of(**tables, nic=nic, fault=fault), tmp_path).must_pass()
+    late, timely, *others = found.table("ibgda")
+    at = {name: [float(row[f"at_{name}_ns"]) for row in (late, timely)] for name in (
+        "issue", "ring", "cqe_written", "seen")}  # fmt: skip
+    # Two calls of one thread, to two QPs: the second begins when the first has rung.
+    assert late["qp"] != timely["qp"]
+    assert at["issue"][0] < at["ring"][0] < at["issue"][1]
+    # The one is done long before the other, and the thread knows of neither until both are.
+    timeout = found.scenario.queues.ack_timeout_ns(0.001)
+    assert at["cqe_written"][0] > at["ring"][0] + timeout > at["cqe_written"][1] + timeout / 2
+    assert at["seen"][0] == at["seen"][1] > at["cqe_written"][0]
+    # Another thread does not wait for that QP.
+    assert all(float(row["at_seen_ns"]) < timeout / 2 for row in others)
 
 
 def test_explicit_operations_of_threads_and_of_a_warp(tmp_path):
@@ -197,7 +243,8 @@ def test_a_queue_that_gives_up_tells_every_wqe_signalled_or_not(tmp_path):
         ({"producers": 32}, {"nic": {"sq_depth": 32}}, "gpu.num_requests_in_batch"),
         ({}, {"nic": {"sq_depth": 16}}, "gpu.num_requests_in_batch"),
         ({}, {"gpu": {"num_requests_in_batch": 3}}, "gpu.num_requests_in_batch"),
-        ({"producers": 32, "qps": 2}, {}, "workload.0.qp_by"),
+        ({"producers": 32, "qps": 2, "qp_by": "producer"}, {}, "workload.0.qp_by"),
+        ({"qp_by": "lane"}, {}, "workload.0.qp_by"),
         ({"cta_threads": 48}, {}, "workload.0.cta_threads"),
         ({}, {"nic": {"cq": "ring"}}, "nic.cq"),
         ({"scalar": True, "size": [4, 3]}, {}, "workload.0.size"),
@@ -222,6 +269,15 @@ def test_scalar_puts_that_a_path_cannot_do_are_one_line(path, gpu, key):
     with pytest.raises(BadInput) as error:
         loads(toml(paths=[path], gpu=gpu, workload=[put(scalar=True)]))
     assert error.value.key == key
+
+
+@pytest.mark.parametrize("path", ["gda_minimal", "ibrc", "verbs"])
+def test_a_path_whose_calls_do_not_pick_their_queue_says_so(path):
+    with pytest.raises(BadInput) as error:
+        loads(toml(paths=["ibgda", path], workload=[put(qps=2, qp_by="call")]))
+    assert error.value.key == "workload.0.qp_by" and path in str(error.value)
+    # Left out, each path does it in its own way.
+    loads(toml(paths=["ibgda", path], workload=[put(qps=2)]))
 
 
 def test_scope_of_a_path_that_has_none_is_one_line(tmp_path):

@@ -11,6 +11,7 @@ from hw.formats.events import EventKind
 from hw.formats.tlp import MarkKind
 from sim.agents.agenda import PARKED, Agenda
 from sim.agents.batching import rings
+from sim.agents.crowds import crowds
 from sim.agents.sharing import Lock, spin
 
 #: The calls of NVSHMEM's `ibgda_submit_requests` that the vectors hold (their `batching`).
@@ -159,12 +160,105 @@ def test_recorded_decisions_are_made_by_the_flow(case):
 
     gpu, indices = Gpu(case["base"]), Later(case["base"])
     call = [message(lane, lane) for lane in range(case["num_wqes"])]
-    poster = agent(gpu, indices, {0: call}, batch=case["batch"])
+    poster = agent(gpu, [indices], {0: call}, batch=case["batch"])
     poster.agenda.start(poster.put(call, 0), 0)
     poster.agenda.run(100_000)
     rang = bool(case["rang"])
     assert [data.hex() for _, data in gpu.of(MarkKind.RECORD)] == [case["dbr_snd"]] * rang
     assert [data.hex() for _, data in gpu.of(MarkKind.DOORBELL)] == [case["doorbell"]] * rang
+
+
+def several(threads, qps, latencies=None, **options):
+    """Run threads (their messages, each with its QP) on several QPs; returns (gpu, indices)."""
+    gpu = Gpu(0, latencies or (2500,) * qps)
+    indices = [Watched(0) for _ in range(qps)]
+    gpu.run(agent(gpu, indices, threads, **options))
+    return gpu, indices
+
+
+def crowd(threads, calls):
+    """So many threads with so many messages each."""
+    return {p: [message(calls * p + call, p) for call in range(calls)] for p in range(threads)}
+
+
+def cycles_of(gpu, kind):
+    """Cycle of each message's landmark of a kind."""
+    return {number: cycle for found, number, cycle in gpu.stamps if found is kind}
+
+
+@pytest.mark.parametrize(("threads", "calls", "qps", "window"), [(1, 9, 4, 1), (7, 5, 3, 5)])
+def test_calls_take_the_queues_in_turn_whoever_makes_them(threads, calls, qps, window):
+    gpu, indices = several(crowd(threads, calls), qps, window=window, by_call=True)
+    issued = [number for kind, number, _ in gpu.stamps if kind is EventKind.ISSUE]
+    times = cycles_of(gpu, EventKind.ISSUE)
+    assert [times[number] for number in issued] == sorted(times.values())
+    # The count goes up before it is used.
+    assert [gpu.picked[number] for number in issued] == [
+        call % qps for call in range(1, threads * calls + 1)
+    ]
+    # Two calls to one queue are one behind the other, those to different queues share nothing.
+    for qp, of_qp in enumerate(indices):
+        taken = list(gpu.picked.values()).count(qp)
+        assert [base for base, _ in of_qp.reservations] == list(range(taken))
+        assert (of_qp.ready, of_qp.produced, of_qp.consumed) == (taken, taken, taken)
+
+
+def test_the_first_lane_picks_for_a_full_warp():
+    gpu, indices = several(crowd(64, 3), 2, window=3, by_call=True)
+    assert [sorted(of_qp.reservations) for of_qp in indices] == [[(0, 32), (32, 32), (64, 32)]] * 2
+    assert [data[11] for _, data in gpu.of(MarkKind.WQE)].count(8) == 6
+
+
+@pytest.mark.parametrize("by_call", [True, False])
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_quiet_returns_only_when_every_queue_is_done(slow, by_call):
+    latencies = [2500] * 3
+    latencies[slow] = 90_000
+    calls = [message(number, 0, qp=number) for number in range(3)]
+    gpu, _ = several({0: calls}, 3, latencies, window=3, by_call=by_call)
+    (late,) = (number for number, qp in gpu.picked.items() if qp == slow)
+    (seen,) = set(cycles_of(gpu, EventKind.SEEN).values())
+    answered = cycles_of(gpu, EventKind.RING)[late] + 90_000
+    found = answered + COSTS["poll_ns"] + COSTS["atomic_ns"] + COSTS["load_ns"]
+    # It then walks on: published, known to be done, rung, completed, told to others, no error.
+    found += (2 - slow) * (5 * COSTS["load_ns"] + COSTS["atomic_ns"])
+    assert seen == found
+
+
+def test_quiet_of_who_uses_one_queue_is_not_held_up_by_another():
+    threads = {0: [message(0, 0, qp=0)], 1: [message(1, 1, qp=0), message(2, 1, qp=1)]}
+    gpu, _ = several(threads, 2, (2500, 90_000), window=2)
+    seen = cycles_of(gpu, EventKind.SEEN)
+    assert seen[0] + 50_000 < seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("by_call", [True, False])
+def test_one_thread_on_two_queues_is_one_thread(by_call):
+    calls = [message(number, 0, qp=number % 2) for number in range(8)]
+    gpu, _ = several({0: calls}, 2, window=8, by_call=by_call)
+    issue, ring = (cycles_of(gpu, kind) for kind in (EventKind.ISSUE, EventKind.RING))
+    assert sorted(gpu.picked.values()) == [0] * 4 + [1] * 4
+    assert all(issue[a] < ring[a] < issue[b] for a, b in pairwise(range(8)))
+
+
+def test_a_warp_acts_as_one_where_all_lanes_name_one_queue():
+    # All lanes change from QP 0 to QP 1 together.
+    alike = {p: [message(p, p, qp=0), message(32 + p, p, qp=1)] for p in range(32)}
+    _, indices = several(alike, 2, window=2)
+    assert [of_qp.reservations for of_qp in indices] == [[(0, 32)], [(0, 32)]]
+    alike[5] = [message(5, 5, qp=1), message(37, 5, qp=1)]
+    _, indices = several(alike, 2, window=2)
+    assert {count for of_qp in indices for _, count in of_qp.reservations} == {1}
+    assert [of_qp.reserved for of_qp in indices] == [31, 33]
+
+
+def test_crowds_are_those_who_share_a_queue_with_somebody_of_theirs():
+    threads = {0: "a", 1: "b", 2: "cd", 3: "a", 4: "ed", 5: "fb"}
+    found = [(sorted(c.threads), sorted(c.queues)) for c in crowds(threads, dict.fromkeys)]
+    assert found == [([0, 3], ["a"]), ([1, 5], ["b", "f"]), ([2, 4], ["c", "d", "e"])]
+    # Two crowds become one by somebody who belongs to both.
+    (one,) = crowds(threads | {6: "abc"}, dict.fromkeys)
+    assert (sorted(one.threads), sorted(one.queues)) == (list(range(7)), list("abcdef"))
 
 
 def test_who_spins_tries_again_when_the_last_try_has_returned():
