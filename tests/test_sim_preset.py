@@ -249,3 +249,4 @@ def test_loopback_rates_are_what_the_page_says(page):
         assert (row[2], row[3]) == (f"{published:.0f}", f"{model:.0f}")
         assert row[4] == f"{model / published:.3f}"
         assert ("predicted" in row[5]) == ((source, target) == ("gpu", "host"))
+        assert ("a miss" in row[5]) == (abs(model / published - 1) > 0.05)
