@@ -7,13 +7,18 @@ from hw.formats import mlx5
 from hw.formats.layout import Codec
 
 __all__ = [
+    "OPERANDS",
+    "atomic",
     "doorbell",
+    "dump",
     "gather",
     "nop",
+    "read",
     "read_cqe",
     "receive",
     "record",
     "send",
+    "send_inline",
     "with_immediate",
     "write",
     "write_inline",
@@ -32,6 +37,17 @@ _INDEX_BIT = _ctrl.fields["wqe_index"][0] + 8 * _raddr.size
 _RADDR_BIT = _raddr.fields["raddr"][0]
 #: Bit of the index in a doorbell's.
 _RUNG_BIT = _doorbell.fields["index"][0]
+#: Fence mode as NVSHMEM asks for it: behind all READs and atomics of before.
+_FENCE = 2 << 5
+#: Formats of the operands of atomics, by opcode and the bytes that they work on.
+OPERANDS = {
+    (mlx5.WqeOpcode.COMPARE_SWAP, 8): mlx5.Atomic,
+    (mlx5.WqeOpcode.FETCH_ADD, 8): mlx5.Atomic,
+    (mlx5.WqeOpcode.MASKED_COMPARE_SWAP, 4): mlx5.MaskedCompareSwap4,
+    (mlx5.WqeOpcode.MASKED_COMPARE_SWAP, 8): mlx5.MaskedCompareSwap8,
+    (mlx5.WqeOpcode.MASKED_FETCH_ADD, 4): mlx5.MaskedFetchAdd4,
+    (mlx5.WqeOpcode.MASKED_FETCH_ADD, 8): mlx5.MaskedFetchAdd8,
+}
 
 
 @cache
@@ -61,6 +77,11 @@ def _segments(runs):
     )
 
 
+def _inline(payload):
+    """Inline segment of some bytes."""
+    return (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
+
+
 def gather(*, index, qpn, raddr, rkey, runs, signaled):
     """RDMA WRITE of the bytes of `runs`, each (address, length, lkey), one after the other."""
     return _wqe(index, qpn, raddr, rkey, signaled, _segments(runs))
@@ -79,8 +100,7 @@ def write(*, index, qpn, raddr, rkey, laddr, lkey, length, signaled, segments=1)
 
 def write_inline(*, index, qpn, raddr, rkey, payload, signaled):
     """RDMA WRITE whose bytes stand in the WQE: as many blocks as they need."""
-    segment = (mlx5.INLINE_FLAG | len(payload)).to_bytes(4, "big") + payload
-    return _wqe(index, qpn, raddr, rkey, signaled, segment)
+    return _wqe(index, qpn, raddr, rkey, signaled, _inline(payload))
 
 
 def with_immediate(raw, imm, *, solicited=False):
@@ -92,18 +112,72 @@ def with_immediate(raw, imm, *, solicited=False):
     return _ctrl.pack(**ctrl | {"imm": imm}) + raw[_ctrl.size :]
 
 
-def send(*, index, qpn, runs, signaled, solicited=False):
-    """SEND of the bytes of `runs`, each (address, length, lkey), one after the other."""
-    ds = 1 + len(runs)
+def _local(opcode, index, qpn, flags, segments):
+    """A WQE without a remote address, padded to whole blocks."""
     ctrl = _ctrl.pack(
-        opcode=mlx5.WqeOpcode.SEND.value,
+        opcode=opcode.value,
         wqe_index=index & 0xFFFF,
         qpn=qpn,
-        ds=ds,
-        fm_ce_se=(mlx5.CE_ALWAYS if signaled else 0) | (mlx5.SOLICITED if solicited else 0),
+        ds=(_ctrl.size + len(segments) + 15) // 16,
+        fm_ce_se=flags,
     )
-    raw = ctrl + _segments(runs)
+    raw = ctrl + segments
     return raw.ljust(len(raw) + -len(raw) % _BLOCK, b"\0")
+
+
+def _flags(signaled, solicited):
+    return (mlx5.CE_ALWAYS if signaled else 0) | (mlx5.SOLICITED if solicited else 0)
+
+
+def send(*, index, qpn, runs, signaled, solicited=False):
+    """SEND of the bytes of `runs`, each (address, length, lkey), one after the other."""
+    flags = _flags(signaled, solicited)
+    return _local(mlx5.WqeOpcode.SEND, index, qpn, flags, _segments(runs))
+
+
+def send_inline(*, index, qpn, payload, signaled, solicited=False):
+    """SEND whose bytes stand in the WQE."""
+    flags = _flags(signaled, solicited)
+    return _local(mlx5.WqeOpcode.SEND, index, qpn, flags, _inline(payload))
+
+
+def dump(*, index, qpn, runs, signaled, fence=False):
+    """Local read of `runs`, with `fence` behind all READs and atomics of before."""
+    flags = _flags(signaled, False) | (_FENCE if fence else 0)
+    return _local(mlx5.WqeOpcode.DUMP, index, qpn, flags, _segments(runs))
+
+
+def read(*, index, qpn, raddr, rkey, runs, signaled):
+    """RDMA READ into `runs`, each (address, length, lkey), one after the other."""
+    raw = gather(index=index, qpn=qpn, raddr=raddr, rkey=rkey, runs=runs, signaled=signaled)
+    return _as(raw, mlx5.WqeOpcode.READ)
+
+
+def atomic(*, opcode, size, operands, index, qpn, raddr, rkey, laddr, lkey, signaled):
+    """Atomic on `size` bytes, which returns what was there to `laddr`.
+
+    Parameters
+    ----------
+    opcode : mlx5.WqeOpcode
+    operands : mapping
+        Fields of their format, `OPERANDS[opcode, size]`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such atomic of that size.
+    """
+    if (opcode, size) not in OPERANDS:
+        raise ValueError(f"{opcode} of {size} bytes: allowed {sorted(map(str, OPERANDS))}")
+    segments = Codec(OPERANDS[opcode, size]).pack(**operands) + _segments([(laddr, size, lkey)])
+    masked = OPERANDS[opcode, size] is not mlx5.Atomic
+    opmod = {4: mlx5.OPMOD_MASKED_4, 8: mlx5.OPMOD_MASKED_8}[size] if masked else 0
+    return _as(_wqe(index, qpn, raddr, rkey, signaled, segments), opcode, opmod)
+
+
+def _as(raw, opcode, opmod=0):
+    """A WRITE's bytes as those of another operation with the same head."""
+    return bytes([opmod]) + raw[1:3] + bytes([opcode.value]) + raw[4:]
 
 
 def receive(*, runs, stride):

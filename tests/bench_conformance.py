@@ -13,13 +13,16 @@ import numpy as np
 from hw.formats import context
 from hw.formats.context import Table
 from hw.formats.layout import Codec
-from hw.formats.tlp import Port
+from hw.formats.tlp import Port, claims
 from sim import addresses
+from sim.agents.receive_queue import ReceiveQueue
 from sim.machine import Machine
 
-_sq, _tx, _rx, _cq = (
-    Codec(getattr(context, name)) for name in ("SqContext", "TxContext", "RxContext", "CqContext")
+_sq, _tx, _rx, _cq, _rq = (
+    Codec(getattr(context, f"{name}Context")) for name in ("Sq", "Tx", "Rx", "Cq", "Rq")
 )
+#: READs and atomics that may be outstanding.
+MAX_READS = 4
 #: Cycles for a configuration, for the stores of WQEs, between two doorbells, and for what follows
 #: the last.
 SETTLE, STORED, BETWEEN, DONE = 200, 3000, 400, 20_000
@@ -61,6 +64,7 @@ def configure(machine, job):
                 peer_node=1,
                 start_psn=job["psn"],
                 mtu_log2=job["mtu_log2"],
+                max_reads=MAX_READS,
             ),
         ),
         (
@@ -75,12 +79,56 @@ def configure(machine, job):
                 expected_psn=job["psn"],
                 start_msn=job["msn"],
                 mtu_log2=job["mtu_log2"],
+                max_reads=MAX_READS,
             ),
         ),
     ]
+    if job["buffers"]:
+        writes += receiving(job)
     now = machine.node(0).now
     for offset, (node, table, index, data) in enumerate(writes):
         machine.node(node).configure(table.value, index, data, due=now + 1 + offset)
+
+
+def receiving(job):
+    """Contexts of the peer's receive queue and of its completions."""
+    qp, depth = job["peer_context"], job["receives"]
+    common = {"valid": 1, "qpn": job["peer_qpn"], "depth_log2": depth.bit_length() - 1}
+    rq = _rq.pack(
+        base=addresses.bus("gpu", addresses.rq_offset(qp, depth)),
+        stride_log2=addresses.RECEIVE_STRIDE.bit_length() - 1,
+        record=addresses.bus("gpu", addresses.record_offset(qp)),
+        **common,
+    )
+    cq = _cq.pack(base=addresses.bus("gpu", addresses.receive_cq_offset(qp, depth)), **common)
+    return [(1, Table.RQ, qp, rq), (1, Table.RECEIVE_CQ, qp, cq)]
+
+
+def prepare(machine, job):
+    """At the peer: what READs and atomics find, and receive WQEs."""
+    peer = machine.node(1)
+    for address, raw in job["before"]:
+        fill(peer, address, bytes.fromhex(raw))
+    if job["buffers"]:
+        queue = ReceiveQueue(
+            peer,
+            processor="gpu",
+            memory="gpu",
+            qp=job["peer_context"],
+            depth=job["receives"],
+        )
+        for address, size in job["buffers"]:
+            queue.post([(address, size, 0x1234)], peer.now + 1)
+        queue.store_record(peer.now + 2)
+
+
+def fill(node, address, raw):
+    """Stores some bytes by the processor whose memory they are in."""
+    processor = "gpu" if claims(Port.GPU, address) else "cpu"
+    while raw:
+        size = LINE - address % LINE
+        node.store(processor, address, raw[:size])
+        address, raw = address + size, raw[size:]
 
 
 async def execute(machine, job):
@@ -88,6 +136,7 @@ async def execute(machine, job):
     node = machine.node(0)
     begin = node.now + 1
     configure(machine, job)
+    prepare(machine, job)
     await node.sleep(SETTLE)
     for step, *arguments in job["steps"]:
         if step == "block":
@@ -122,6 +171,8 @@ async def everything(machine, plan, results):
         for number, memory, offset, size in job["keep"]:
             kept.append(machine.memory(number, memory)[offset : offset + size].copy())
         results.append((begin, end))
+        for address, raw in job["restore"]:
+            fill(node, address, bytes.fromhex(raw))
     np.concatenate([*kept, np.empty(0, np.uint8)]).tofile("kept.bin")
 
 

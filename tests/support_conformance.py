@@ -7,16 +7,21 @@ whole machine (`support_execute`), which is judged by what was seen of it (`supp
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from support_asked import Other
 from support_decoder import decoded_problems
 from support_doorbell import rule_problems
 from support_execute import execute
 from support_jobs import doorbells_of, job_of
 from support_judge import problems_of
-from support_vectors import VectorError, load, waiting_part, waiting_reason
+from support_vectors import VectorError, load, waiting_reason
 from support_verdicts import VERDICTS
-from support_work import Other
+
+from hw.formats.mlx5 import WqeOpcode
 
 __all__ = ["Report", "conform"]
+
+#: Opcodes of WQEs that the machine knows.
+_EXECUTED = {opcode.value for opcode in WqeOpcode} - {WqeOpcode.WAIT.value}
 
 
 @dataclass
@@ -27,8 +32,6 @@ class Outcome:
     #: Why it waits for a later capability; empty if it was consumed.
     waits: str = ""
     problems: list = field(default_factory=list)
-    #: Parts of it that wait: (what, why).
-    parts: list = field(default_factory=list)
 
     @property
     def consumed(self):
@@ -75,8 +78,6 @@ class Report:
         for outcome in self.outcomes:
             if outcome.waits:
                 later[outcome.item.set, outcome.waits][outcome.item.data.get("name", "")] = None
-            for part, reason in outcome.parts:
-                later[outcome.item.set, reason][f"{outcome.item.name} {part}"] = None
         if later:
             lines += ["", "not yet covered:"]
         for (name, reason), names in later.items():
@@ -88,7 +89,7 @@ def _outcome(item, items):
     """What an item is by its name, and what our software makes of it."""
     outcome = Outcome(item, waiting_reason(item))
     if outcome.waits:
-        if item.form == "wqe" and item.raw("wqe")[3:4] in (b"\x00", b"\x08"):
+        if item.form == "wqe" and item.raw("wqe")[3] in _EXECUTED:
             rc = item.data.get("qp_type", "RC") == "RC"
             outcome.problems += ["is left out by its name, but is one to execute"] * rc
     elif item.form not in VERDICTS:
@@ -103,15 +104,11 @@ def _outcome(item, items):
     return outcome
 
 
-def _note_parts(outcome, job):
-    """WQEs of a sequence that the machine does not know: only those that are listed may wait."""
+def _unknown(job):
+    """WQEs that the machine does not know: none is to be executed."""
     for number, wqe in enumerate(job.wqes):
         if isinstance(wqe.work, Other):
-            reason = waiting_part(outcome.item, wqe.work.opcode)
-            if reason:
-                outcome.parts.append((f"(WQE {number})", reason))
-            else:
-                outcome.problems.append(f"WQE {number}: opcode {wqe.work.opcode:#04x} not expected")
+            yield f"WQE {number}: opcode {wqe.work.opcode:#04x} not expected"
 
 
 def conform(directory, folder, execute=execute):
@@ -138,7 +135,7 @@ def conform(directory, folder, execute=execute):
     decoded = decoded_problems([job.wqes for _, job in jobs])
     for (outcome, job), problems in zip(jobs, decoded, strict=True):
         outcome.problems += problems
-        _note_parts(outcome, job)
+        outcome.problems += _unknown(job)
     for (outcome, job), seen in zip(jobs, execute([job for _, job in jobs], folder), strict=True):
         outcome.problems += problems_of(job, seen)
     return Report(outcomes)

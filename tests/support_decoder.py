@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
+from support_asked import Atomic, Other
 from support_rig import Rig
-from support_work import Write
 
 from hw.config import Structure
 from hw.formats.op import Status
@@ -36,37 +36,61 @@ def decoded_problems(groups):
                 },
             )
     rig.run(100 + 10 * blocks, lambda: len(rig.items("ops")) > len(wqes))
-    ops, pieces = rig.items("ops"), defaultdict(list)
+    ops = rig.items("ops")
     if len(ops) != len(wqes):
         return [[f"{len(ops)} WQEs decoded: expected {len(wqes)}"] for _ in groups]
-    for piece in rig.items("pieces"):
-        pieces[piece["wqe_index"]].append(piece)
+    parts = {}
+    for name in ("pieces", "landings"):
+        parts[name] = defaultdict(list)
+        for part in rig.items(name):
+            parts[name][part["wqe_index"]].append(part)
     numbered = enumerate(zip(ops, wqes, strict=True))
-    found = iter([list(_problems(op, pieces[n], wqe.work)) for n, (op, wqe) in numbered])
+    found = iter(
+        [
+            list(_problems(op, parts["pieces"][n], parts["landings"][n], wqe.work))
+            for n, (op, wqe) in numbered
+        ]
+    )
     return [[problem for _ in group for problem in next(found)] for group in groups]
 
 
-def _problems(op, pieces, work):
-    if not isinstance(work, Write):
-        known = hasattr(work, "build")
-        wanted = Status.SUCCESS if known else Status.LOCAL_QP_OPERATION
-        if (op["status"], op["length"], pieces) != (wanted.value, 0, []):
-            yield f"decoded as status {op['status']}, {op['length']} bytes"
-        return
-    wanted = {"raddr": work.raddr, "rkey": work.rkey, "length": work.size}
-    wanted |= {"signaled": int(work.signaled), "status": 0}
+def _problems(op, pieces, landings, work):
+    wanted = {"status": 0, "verb": work.verb.value, "length": work.size}
+    wanted |= {"signaled": int(work.signaled), "fence": int(work.fence), "imm": work.imm or 0}
+    wanted["solicited"] = int(work.solicited)
+    if isinstance(work, Other):
+        wanted = {"status": Status.LOCAL_QP_OPERATION.value, "length": 0}
+    wanted |= {key: getattr(work, key) for key in ("raddr", "rkey") if hasattr(work, key)}
     for key, value in wanted.items():
         if op[key] != value:
             yield f"decoded {key} {op[key]:#x}: expected {value:#x}"
-    if work.payload is None:
-        found = [(piece["address"], piece["length"], piece["lkey"]) for piece in pieces]
-        runs = [run for run in work.runs if run[1]]
-        if found != runs or any(piece["inline"] for piece in pieces):
-            yield f"decoded runs (address, length, lkey) {found}: expected {runs}"
-    else:
-        inline = b"".join(
-            piece["data"].to_bytes(64, "little")[piece["address"] :][: piece["length"]]
-            for piece in pieces
-        )
-        if inline != work.payload or not all(piece["inline"] for piece in pieces):
-            yield "decoded inline bytes are wrong"
+    inline = isinstance(work, Atomic) or work.payload is not None
+    yield from _runs("landings", landings, work.landings)
+    if not inline:
+        yield from _runs("runs", pieces, work.runs)
+    elif not all(piece["inline"] for piece in pieces) or not _stands(_bytes(pieces), work):
+        yield "decoded inline bytes are wrong"
+    if not inline and any(piece["inline"] for piece in pieces):
+        yield "decoded as inline"
+
+
+def _runs(what, parts, wanted):
+    found = [(part["address"], part["length"], part["lkey"]) for part in parts]
+    runs = [run for run in wanted if run[1]]
+    if found != runs:
+        yield f"decoded {what} (address, length, lkey) {found}: expected {runs}"
+
+
+def _bytes(pieces):
+    return b"".join(
+        piece["data"].to_bytes(64, "little")[piece["address"] :][: piece["length"]]
+        for piece in pieces
+    )
+
+
+def _stands(found, work):
+    """Whether these are the bytes of a payload, or of operands as far as they count."""
+    if isinstance(work, Atomic):
+        wanted = work.raw_operands
+        return len(found) == len(wanted) and found[: work.counts] == wanted[: work.counts]
+    return found == work.payload

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from support_jobs import lay_out
+from support_jobs import lay_out, place_of
 from support_run import toml
 from support_seen import seen_of
 
@@ -61,7 +61,9 @@ def execute(jobs, folder):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     structure = Structure()
-    plans = [job.plain(job.qpn % structure.qps) for job in jobs]
+    plans = [
+        job.plain(job.qpn % structure.qps) | {"restore": _restored(job, image)} for job in jobs
+    ]
     limit = 1_000_000 + sum(40_000 + plan["bytes"] + 5000 * len(plan["steps"]) for plan in plans)
     plan = {"timing": [word.hex() for word in _timing()], "jobs": plans, "limit": limit}
     plan["preload"] = list(image.preload)
@@ -79,14 +81,24 @@ def execute(jobs, folder):
     return list(_results(jobs, folder, image))
 
 
+def _restored(job, image):
+    """(address, bytes) of what responses wrote over: the image must be whole for the next job."""
+    return [
+        [address & (1 << 48) - 1, image(*place_of(job.item, address), length).hex()]
+        for address, length, _ in job.landings
+    ]
+
+
 def _results(jobs, folder, image):
     log = Events(np.fromfile(folder / "events.bin", RECORD))
     rows = np.load(folder / "beats.npy")
     kept, at = (folder / "kept.bin").read_bytes(), 0
     times = json.loads((folder / "results.json").read_text())
     for job, (begin, end) in zip(jobs, times, strict=True):
-        mine = []
-        for *_, size in job.kept:
-            mine.append(kept[at : at + size])
-            at += size
+        mine = {}
+        for name, places in job.kept.items():
+            mine[name] = []
+            for *_, size in places:
+                mine[name].append(kept[at : at + size])
+                at += size
         yield seen_of(log, rows, mine, image, begin, end)

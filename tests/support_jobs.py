@@ -4,20 +4,25 @@ import re
 from dataclasses import dataclass, field
 from random import Random
 
+from support_asked import Atomic, Nop, Other, Read, Write
 from support_vectors import VectorError
-from support_work import Nop, Other, Wqe, Write, sequence_work, work_of
+from support_work import Wqe, sequence_work, work_of
 
 from hw.formats import mlx5
 from hw.formats.tlp import Port, claims
 from sim import wqe
-from sim.addresses import bus
+from sim.addresses import bus, receive_cq_offset
 from sim.machine import MEMORY_BYTES
 
-__all__ = ["PEER_QPN", "Job", "doorbells_of", "job_of", "lay_out", "place_of"]
+__all__ = ["PEER_QPN", "RECEIVES", "Job", "doorbells_of", "job_of", "lay_out", "place_of"]
 
 #: Receiving QP of all jobs; its low bits are its context.
 PEER_QPN = 0x1005
+#: WQEs of the peer's receive queue, in its GPU memory; bytes of each one's buffer, which lie there
+#: from `_BUFFERS` on.
+RECEIVES, _ROOM, _BUFFERS = 4, 0x2000, 0x1000_0000
 _REGISTER = mlx5.UAR_REGISTER_OFFSET
+_ADDRESS = (1 << 48) - 1
 _CQ, _RECORD, _AREA = 0x40_0000, 0x50_0000, 0x60_0000
 
 
@@ -44,6 +49,8 @@ class Job:
     psn: int = 0
     msn: int = 0
     mtu_log2: int = 12
+    #: What stands at the peer where the WQE of that number reads: of READs and atomics.
+    before: dict = field(default_factory=dict)
 
     @property
     def sq(self):
@@ -63,8 +70,29 @@ class Job:
         return [w for w in self.wqes if w.work.signaled or isinstance(w.work, Other)]
 
     @property
-    def writes(self):
-        return [w.work for w in self.wqes if isinstance(w.work, Write) and w.work.size]
+    def works(self):
+        return [w.work for w in self.wqes]
+
+    @property
+    def receives(self):
+        """Its WQEs that take a receive WQE of the peer, in order."""
+        return [w for w in self.wqes if w.work.takes]
+
+    @property
+    def targets(self):
+        """(number of the WQE, memory, offset, bytes) of what is written at the peer."""
+        for number, w in enumerate(self.wqes):
+            if w.work.target:
+                address, size = w.work.target
+                yield number, *place_of(self.item, address), size
+            elif w.work.takes and w.work.size:
+                offset = _BUFFERS + self.receives.index(w) * _ROOM
+                yield number, "gpu", offset, w.work.size
+
+    @property
+    def landings(self):
+        """(address, length, lkey) of what responses leave at the sender."""
+        return [run for work in self.works for run in work.landings if run[1]]
 
     def slot_address(self, index):
         """Bus address of a block."""
@@ -87,24 +115,43 @@ class Job:
             "psn": self.psn,
             "msn": self.msn,
             "mtu_log2": self.mtu_log2,
-            "bytes": sum(write.size for write in self.writes),
+            "bytes": sum(work.size for work in self.works),
+            "receives": RECEIVES,
+            "buffers": [[bus("gpu", _BUFFERS + n * _ROOM), _ROOM] for n in range(self._taken)],
+            "before": [
+                [self.works[number].raddr & _ADDRESS, raw.hex()]
+                for number, raw in self.before.items()
+            ],
             "steps": [
                 [part.hex() if isinstance(part, bytes) else part for part in step]
                 for step in self.steps
             ],
-            "keep": self.kept,
+            "keep": [place for places in self.kept.values() for place in places],
         }
 
     @property
     def kept(self):
-        """(node, memory, offset, bytes) of what is looked at afterwards."""
-        targets = [(1, *place_of(self.item, w.raddr), w.size) for w in self.writes]
-        return [*targets, (0, self.memory, self.cq, 64 * len(self.signaled))]
+        """(node, memory, offset, bytes) of what is looked at afterwards, by names of `Seen`."""
+        return {
+            "targets": [(1, *place) for _, *place in self.targets],
+            "landings": [(0, *place_of(self.item, at), size) for at, size, _ in self.landings],
+            "cqes": [(0, self.memory, self.cq, 64 * len(self.signaled))],
+            "receive_cqes": [(1, "gpu", self.receive_cq, 64 * self._taken)],
+        }
+
+    @property
+    def _taken(self):
+        return len(self.receives)
+
+    @property
+    def receive_cq(self):
+        """Offset of the peer's completion queue for what it receives."""
+        return receive_cq_offset(PEER_QPN & 0x3F, RECEIVES)
 
 
 def place_of(item, address):
     """(memory, offset) of a bus address."""
-    address &= (1 << 48) - 1
+    address &= _ADDRESS
     if claims(Port.NIC, address):
         raise VectorError(f"{item.where}: address {address:#x}: is a doorbell page of the model")
     memory = "gpu" if claims(Port.GPU, address) else "host"
@@ -193,7 +240,24 @@ def job_of(item):
         "submit": _of_submit,
         "toggle": _of_toggle,
     }.get(item.form)
-    return maker(item, Random(item.seed)) if maker else None
+    if maker is None:
+        return None
+    rng = Random(item.seed)
+    job = maker(item, rng)
+    if len(job.receives) > RECEIVES:
+        raise VectorError(f"{item.where}: {len(job.receives)} receive WQEs: allowed {RECEIVES}")
+    for number, work in enumerate(job.works):
+        if isinstance(work, (Read, Atomic)) and work.size:
+            job.before[number] = _before(work, rng)
+    return job
+
+
+def _before(work, rng):
+    """Bytes that a READ or an atomic finds: for a comparison what it is compared with, or not."""
+    compared = work.operands.get("compare") if isinstance(work, Atomic) else None
+    if compared is not None and rng.random() < 0.5:
+        return compared.to_bytes(work.size, "little")
+    return rng.randbytes(work.size)
 
 
 def _blocks(job, wqe, rng):
@@ -288,8 +352,8 @@ def lay_out(jobs):
         job.mtu_log2 = rng.choice([10, 12])
         job.psn = rng.choice([0, 0xFFFFFE, rng.randrange(1 << 24)])
         job.msn = rng.choice([0, 0xFFFFFF, rng.randrange(1 << 24)])
-        for write in job.writes:
-            for address, length, _ in write.runs:
+        for work in job.works:
+            for address, length, _ in (*work.runs, *work.landings):
                 memory, offset = place_of(job.item, address)
                 if offset + length > MEMORY_BYTES:
                     raise VectorError(f"{job.item.where}: payload crosses the end of memory")

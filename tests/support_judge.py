@@ -2,28 +2,25 @@
 
 from itertools import zip_longest
 
+from support_asked import Atomic, Other, Read, Send
 from support_jobs import PEER_QPN, place_of
-from support_seen import Packet
-from support_work import Nop, Other, Write
+from support_packets import answers_of, requests_of
 
 from hw.formats.layout import Codec
 from hw.formats.mlx5 import BLOCK_BYTES, Cqe, CqeOpcode
 from hw.formats.op import Status
-from hw.formats.roce import ACK_SYNDROME, Bth, RoceOpcode
+from hw.formats.roce import RoceOpcode
 from sim.addresses import bus
 
-__all__ = ["answers_of", "problems_of", "requests_of"]
+__all__ = ["problems_of"]
 
 _ADDRESS = (1 << 48) - 1
-_SEQUENCE = (1 << 24) - 1
 _cqe = Codec(Cqe)
-#: BTH of a packet in which nothing is asked for; its partition is the default one.
-_PLAIN = Codec(Bth).unpack(bytes(Codec(Bth).size)) | {"pkey": 0xFFFF}
 
 
 def problems_of(job, seen):
     """One line, which begins with what it is about, for each thing that is not as it must be."""
-    for check in (_rings, _drops, _reads, _wire, _landed, _retired, _completed):
+    for check in (_rings, _drops, _reads, _wire, _landed, _retired, _completed, _received):
         yield from check(job, seen)
 
 
@@ -42,7 +39,7 @@ def _reads(job, seen):
     blocks = [] if job.pushed else [w.index + n for w in job.wqes for n in range(w.blocks)]
     fetches = _joined((job.slot_address(index), BLOCK_BYTES) for index in blocks)
     reads = _joined(
-        (address & _ADDRESS, length) for write in job.writes for address, length, _ in write.runs
+        (address & _ADDRESS, length) for work in job.works for address, length, _ in work.runs
     )
     for what, found, wanted in (
         ("WQEs", _joined(seen.fetches), fetches),
@@ -55,65 +52,11 @@ def _reads(job, seen):
 # The wire -------------------------------------------------------------------------------------
 
 
-def requests_of(job, image):
-    """Packets that a job's WRITEs must become."""
-    psn, packets = job.psn, []
-    for wqe in job.wqes:
-        if isinstance(wqe.work, Write):
-            message = _message(job, wqe.work, _payload(job, wqe.work, image), psn)
-            psn = (psn + len(message)) & _SEQUENCE
-            packets += message
-    return packets
-
-
-def _message(job, write, payload, psn):
-    mtu = 1 << job.mtu_log2
-    parts = [payload[at : at + mtu] for at in range(0, len(payload), mtu)] or [b""]
-    packets = []
-    for number, part in enumerate(parts):
-        first, last = number == 0, number == len(parts) - 1
-        fields = _PLAIN | {
-            "opcode": _opcode(first, last).value,
-            "solicited": int(last and write.solicited),
-            "pad": -len(part) % 4,
-            "dest_qp": PEER_QPN,
-            "ack_request": int(last),
-            "psn": (psn + number) & _SEQUENCE,
-        }
-        if first:
-            fields |= {"reth_va": write.raddr, "reth_rkey": write.rkey, "reth_length": write.size}
-        packets.append(Packet(fields, part))
-    return packets
-
-
-def _opcode(first, last):
-    if first:
-        return RoceOpcode.WRITE_ONLY if last else RoceOpcode.WRITE_FIRST
-    return RoceOpcode.WRITE_LAST if last else RoceOpcode.WRITE_MIDDLE
-
-
-def answers_of(job, requests):
-    """ACKs that the peer must answer a job's packets with: one for each that asks for one."""
-    asking = [packet.fields["psn"] for packet in requests if packet.fields["ack_request"]]
-    return [
-        Packet(
-            _PLAIN
-            | {
-                "opcode": RoceOpcode.ACK.value,
-                "dest_qp": job.qpn,
-                "psn": psn,
-                "aeth_syndrome": ACK_SYNDROME,
-                "aeth_msn": (job.msn + number) & _SEQUENCE,
-            }
-        )
-        for number, psn in enumerate(asking, 1)
-    ]
-
-
 def _wire(job, seen):
-    requests = requests_of(job, seen.image)
+    payloads = [_payload(job, work, seen.image) for work in job.works]
+    requests = requests_of(job, payloads)
     yield from _packets("packet", seen.requests, requests)
-    yield from _packets("answer", seen.answers, answers_of(job, requests))
+    yield from _packets("answer", seen.answers, answers_of(job))
 
 
 def _packets(what, found, wanted):
@@ -150,24 +93,49 @@ def _name(opcode):
 # Memory and completion ------------------------------------------------------------------------
 
 
-def _payload(job, write, image):
-    if write.payload is not None:
-        return write.payload
-    return b"".join(
-        image(*place_of(job.item, address), length) for address, length, _ in write.runs
-    )
+def _payload(job, work, image):
+    if work.payload is not None:
+        return work.payload
+    return b"".join(image(*place_of(job.item, address), length) for address, length, _ in work.runs)
 
 
 def _landed(job, seen):
-    """Writes by devices at the peer cover the targets and nothing else."""
-    wanted = [(write.raddr & _ADDRESS, write.size) for write in job.writes]
-    runs = _joined(seen.landed), _joined(wanted)
-    sums = sum(size for _, size in seen.landed), sum(size for _, size in wanted)
+    """Writes by devices at the peer cover the targets, the CQEs of what it received, and nothing
+    else.
+    """
+    wanted = [(bus("gpu", job.receive_cq + 64 * n), 64) for n in range(len(job.receives))]
+    for number, memory, offset, size in job.targets:
+        work = job.works[number]
+        place = bus(memory, offset) if isinstance(work, Send) else work.raddr & _ADDRESS
+        wanted.append((place, size))
+    yield from _written("landed", seen.landed, wanted)
+    for (number, _, offset, _), raw in zip(job.targets, seen.targets, strict=True):
+        work = job.works[number]
+        if isinstance(work, Atomic):
+            found = int.from_bytes(job.before[number], "little")
+            held = work.after(found).to_bytes(work.size, "little")
+        else:
+            held = _payload(job, work, seen.image)
+        if raw != held:
+            place = offset if isinstance(work, Send) else work.raddr
+            what = "what the atomic makes of it" if isinstance(work, Atomic) else "the payload"
+            yield f"memory at {place:#x} does not hold {what}"
+
+
+def _written(what, found, wanted):
+    """Runs that were written are just those wanted, each byte as often."""
+    runs = _joined(found), _joined(wanted)
+    sums = sum(size for _, size in found), sum(size for _, size in wanted)
     if runs[0] != runs[1] or sums[0] != sums[1]:
-        yield f"landed: {_hex(runs[0])}: expected {_hex(runs[1])}, {sums[1]} bytes in all"
-    for write, raw in zip(job.writes, seen.targets, strict=True):
-        if raw != _payload(job, write, seen.image):
-            yield f"memory at {write.raddr:#x} does not hold the payload"
+        yield f"{what}: {_hex(runs[0])}: expected {_hex(runs[1])}, {sums[1]} bytes in all"
+
+
+def _responses(job):
+    """What responses leave at the sender: the bytes of all its landings, one after the other."""
+    for number, raw in job.before.items():
+        work = job.works[number]
+        # Of an atomic the value: of 8 bytes in native order, of 4 as it came.
+        yield raw[::-1] if isinstance(work, Atomic) and work.size == 4 else raw
 
 
 def _retired(job, seen):
@@ -177,16 +145,20 @@ def _retired(job, seen):
 
 
 def _status(wqe):
-    known = isinstance(wqe.work, (Write, Nop))
-    return Status.SUCCESS if known else Status.LOCAL_QP_OPERATION
+    return Status.LOCAL_QP_OPERATION if isinstance(wqe.work, Other) else Status.SUCCESS
 
 
 def _completed(job, seen):
+    """The sender's CQEs and what responses left there, and nothing else."""
     entries = [(bus(job.memory, job.cq + 64 * n), 64) for n in range(len(job.signaled))]
-    if seen.written != entries:
-        yield f"written at the sender: {_hex(seen.written)}: expected {_hex(entries)}"
+    landings = [(address & _ADDRESS, length) for address, length, _ in job.landings]
+    yield from _written("written at the sender", seen.written, [*entries, *landings])
+    responses = b"".join(_responses(job))
+    for (address, length, _), raw in zip(job.landings, seen.landings, strict=True):
+        if raw != responses[:length]:
+            yield f"memory of the sender at {address:#x} does not hold the response"
+        responses = responses[length:]
     for n, wqe in enumerate(job.signaled):
-        cqe = _cqe.unpack(seen.cqes[64 * n : 64 * n + 64])
         opcode = CqeOpcode.REQ_ERR if isinstance(wqe.work, Other) else CqeOpcode.REQ
         wanted = {
             "opcode": opcode.value,
@@ -195,9 +167,38 @@ def _completed(job, seen):
             "send_opcode": wqe.raw[3],
             "owner": 0,
         }
-        for key, value in wanted.items():
-            if cqe[key] != value:
-                yield f"CQE {n} {key} {cqe[key]:#x}: expected {value:#x}"
+        if not isinstance(wqe.work, Other):
+            answered = isinstance(wqe.work, (Read, Atomic))
+            wanted["byte_cnt"] = wqe.work.size if answered else 0
+        yield from _cqe_problems("CQE", n, seen.cqes, wanted)
+
+
+def _received(job, seen):
+    """The peer's CQEs, one for each receive WQE that was taken."""
+    for n, wqe in enumerate(job.receives):
+        work = wqe.work
+        if not isinstance(work, Send):
+            opcode = CqeOpcode.RESP_WR_IMM
+        else:
+            opcode = CqeOpcode.RESP_SEND if work.imm is None else CqeOpcode.RESP_SEND_IMM
+        wanted = {
+            "opcode": opcode.value,
+            "qpn": PEER_QPN,
+            "wqe_counter": n,
+            "byte_cnt": work.size,
+            "imm": work.imm or 0,
+            "se": int(work.solicited),
+            "owner": 0,
+        }
+        yield from _cqe_problems("receive CQE", n, seen.receive_cqes, wanted)
+
+
+def _cqe_problems(what, n, entries, wanted):
+    """Fields of the CQE at place `n` of some bytes."""
+    cqe = _cqe.unpack(entries[64 * n : 64 * n + 64])
+    for key, value in wanted.items():
+        if cqe[key] != value:
+            yield f"{what} {n} {key} {cqe[key]:#x}: expected {value:#x}"
 
 
 def _joined(runs):

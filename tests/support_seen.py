@@ -2,29 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from amaranth.lib import data
 
 from hw.formats.events import DropReason, EventKind
-from hw.formats.layout import Codec
-from hw.formats.roce import Aeth, Bth, Reth, RoceOpcode, WireBeat
 from hw.formats.tlp import MarkKind, Port, TlpClass
+from sim import captures
 
 __all__ = ["Packet", "Seen", "seen_of"]
 
-_LAYOUT: Any = data.Layout.cast(WireBeat)
-_BEAT = {key: (field.offset, field.width) for key, field in _LAYOUT}
-_bth, _reth, _aeth = Codec(Bth), Codec(Reth), Codec(Aeth)
 _NIC_UP = 2 * Port.NIC.value
-_STARTS = (RoceOpcode.WRITE_FIRST.value, RoceOpcode.WRITE_ONLY.value)
 
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet that a node sent: all fields of its BTH, and of the header behind that."""
+    """One packet that a node sent: all fields of its BTH, and of the headers behind that."""
 
-    #: By the names of `hw.formats.roce`; those of RETH and AETH begin with `reth_` and `aeth_`.
+    #: By the names of `hw.formats.roce`; those behind the BTH begin with their header's: `reth_va`.
     fields: dict
     payload: bytes = b""
 
@@ -48,9 +40,12 @@ class Seen:
     written: list
     #: (index, status) of each WQE that left the queue.
     retired: list
-    #: Bytes of each target afterwards, and of the completion queue.
+    #: Bytes afterwards: of each target at the peer, of each landing of a response at the sender,
+    #: and of both completion queues.
     targets: list
+    landings: list
     cqes: bytes
+    receive_cqes: bytes
     #: (memory, offset, length) to what stood at the sender.
     image: Callable
 
@@ -58,7 +53,7 @@ class Seen:
 def seen_of(log, rows, kept, image, begin, end):
     """What the events `log` and the beats `rows` show of the cycles from `begin` to `end`.
 
-    `kept` is what memory held afterwards: the targets', then the completion queue's.
+    `kept` is what memory held afterwards, as `Job.kept` names it.
     """
 
     def of(kind, node, **fields):
@@ -73,7 +68,7 @@ def seen_of(log, rows, kept, image, begin, end):
 
     def packets(node):
         inside = (rows[:, 0] >= begin) & (rows[:, 0] <= end) & (rows[:, 1] == node)
-        return _packets(rows[inside])
+        return list(_packets(rows[inside]))
 
     sent = of(EventKind.TLP_SENT, 0, link=_NIC_UP, tlp=TlpClass.READ.value)
     asked = pairs(sent, "mark_kind", "address", "payload")
@@ -89,34 +84,18 @@ def seen_of(log, rows, kept, image, begin, end):
         landed=pairs(of(EventKind.COMMIT, 1, fabric=1), "address", "count"),
         written=pairs(of(EventKind.COMMIT, 0, fabric=1), "address", "count"),
         retired=pairs(of(EventKind.RETIRED, 0), "wqe_index", "status"),
-        targets=kept[:-1],
-        cqes=kept[-1],
+        targets=kept["targets"],
+        landings=kept["landings"],
+        cqes=b"".join(kept["cqes"]),
+        receive_cqes=b"".join(kept["receive_cqes"]),
         image=image,
     )
 
 
 def _packets(rows):
     """Packets of the beats of one node."""
-    packets = []
-    for row in rows:
-        word = int.from_bytes(row[2:].tobytes(), "little")
-        if _cut(word, "first"):
-            packets.append((_fields(word), []))
-        packets[-1][1].append(row[2:10].tobytes()[: _cut(word, "count")])
-    return [Packet(fields, b"".join(parts)) for fields, parts in packets]
-
-
-def _cut(word, name):
-    offset, width = _BEAT[name]
-    return word >> offset & (1 << width) - 1
-
-
-def _fields(word):
-    fields = _bth.unpack(_cut(word, "bth").to_bytes(_bth.size, "big"))
-    extended = _cut(word, "ext").to_bytes(_reth.size, "big")
-    if fields["opcode"] in _STARTS:
-        fields |= {f"reth_{key}": value for key, value in _reth.unpack(extended).items()}
-    elif fields["opcode"] == RoceOpcode.ACK.value:
-        aeth = _aeth.unpack(extended[-_aeth.size :])
-        fields |= {f"aeth_{key}": value for key, value in aeth.items()}
-    return fields
+    for captured in captures.packets(rows, 1):
+        packet, fields = captured.packet, dict(captured.packet.bth)
+        for header, values in packet.extended.items():
+            fields |= {f"{header.lower()}_{key}": value for key, value in values.items()}
+        yield Packet(fields, packet.payload)

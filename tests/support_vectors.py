@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FORMS", "Item", "VectorError", "load", "waiting_part", "waiting_reason"]
+__all__ = ["FORMS", "Item", "VectorError", "load", "waiting_reason"]
 
 #: Keys that tell an item's form; the first form that fits counts.
 FORMS = {
@@ -32,44 +32,29 @@ WAITING = (
     *(
         ("wqe", name, reason)
         for name, reason in (
-            ("send_*", "SEND"),
-            ("recv_*", "RECV"),
-            ("rdma_read*", "READ"),
-            ("rdma_write_imm*", "WRITE with immediate"),
-            ("rdma_write_*_imm*", "WRITE with immediate"),
             ("*_half_av", "datagram connections"),
             ("*_full_av", "datagram connections"),
             ("*_dci*", "datagram connections"),
-            ("atomic_*", "atomics"),
-            ("amo_*", "atomics"),
-            ("masked_*", "atomics"),
-            ("dump_*", "DUMP"),
             ("wait_*", "WAIT"),
-            ("get*", "READ"),
             ("local_inv*", "memory windows"),
             ("bind_mw*", "memory windows"),
             ("umr*", "memory windows"),
-            ("tso*", "SEND"),
+            ("tso*", "segmentation of TCP"),
         )
     ),
     *(
         ("channel", name, reason)
         for name, reason in (
-            ("get*", "READ"),
+            ("get*", "gets through the proxy"),
             ("p_*", "inline puts through the proxy"),
             ("p", "inline puts through the proxy"),
             ("put_signal*", "put with signal"),
-            ("amo_*", "atomics"),
+            ("amo_*", "atomics through the proxy"),
             ("fence*", "ordering through the proxy"),
             ("quiet*", "quiet of chosen queues"),
         )
     ),
     ("descriptor", "*", "the path gin_proxy"),
-)
-#: WQEs of sequences that wait: (pattern of the sequence's name, opcode, reason).
-WAITING_PARTS = (
-    ("deepep_*", 0x15, "atomics"),
-    ("deepep_*", 0x09, "WRITE with immediate"),
 )
 
 
@@ -187,19 +172,6 @@ def waiting_reason(item):
             reason
             for form, pattern, reason in WAITING
             if form == item.form and fnmatch.fnmatchcase(name, pattern)
-        ),
-        "",
-    )
-
-
-def waiting_part(item, opcode):
-    """Likewise of one WQE of a sequence."""
-    name = item.data.get("name", "")
-    return next(
-        (
-            reason
-            for pattern, number, reason in WAITING_PARTS
-            if number == opcode and fnmatch.fnmatchcase(name, pattern)
         ),
         "",
     )

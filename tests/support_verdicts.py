@@ -5,9 +5,10 @@ Each takes an item and its list, and gives one line for each thing that is not a
 
 import re
 
+from support_asked import Write
 from support_jobs import doorbells_of
 from support_vectors import VectorError
-from support_work import Write, sequence_work, work_of
+from support_work import sequence_work, work_of
 
 from hw.formats import mlx5
 from hw.formats.layout import Codec

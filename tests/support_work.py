@@ -5,65 +5,42 @@ Where an item has no parameter for something, it is read from the item's own byt
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
+from support_asked import Atomic, Dump, Nop, Other, Read, Send, Work, Write
 from support_vectors import VectorError
 
 from hw.formats import mlx5
 from hw.formats.layout import Codec
-from sim import wqe
+from hw.formats.mlx5 import WqeOpcode
+from sim.wqe import OPERANDS
 
-__all__ = ["Nop", "Other", "Wqe", "Write", "sequence_work", "split", "work_of"]
+__all__ = ["Wqe", "sequence_work", "split", "work_of"]
 
 _CTRL, _RADDR, _DATA = Codec(mlx5.Ctrl), Codec(mlx5.Raddr), Codec(mlx5.Data)
-_NOP, _WRITE = mlx5.WqeOpcode.NOP.value, mlx5.WqeOpcode.WRITE.value
-
-
-@dataclass(frozen=True)
-class Write:
-    """An RDMA WRITE: of `runs` (address, length, lkey) in memory, or of `payload` in the WQE."""
-
-    raddr: int
-    rkey: int
-    signaled: bool
-    runs: tuple = ()
-    payload: bytes | None = None
-    solicited: bool = False
-
-    @property
-    def size(self):
-        if self.payload is not None:
-            return len(self.payload)
-        return sum(length for _, length, _ in self.runs)
-
-    def build(self, index, qpn):
-        """Its bytes, as agents make them."""
-        head = {"index": index, "qpn": qpn, "raddr": self.raddr, "rkey": self.rkey}
-        head["signaled"] = self.signaled
-        if self.payload is not None:
-            raw = wqe.write_inline(payload=self.payload, **head)
-        else:
-            raw = wqe.gather(runs=self.runs, **head)
-        # No path of ours asks for this.
-        return raw[:11] + bytes([raw[11] | self.solicited << 1]) + raw[12:]
-
-
-@dataclass(frozen=True)
-class Nop:
-    signaled: bool
-    ds: int = 1
-    size = 0
-
-    def build(self, index, qpn):
-        return wqe.nop(index=index, qpn=qpn, signaled=self.signaled, ds=self.ds)
-
-
-@dataclass(frozen=True)
-class Other:
-    """A WQE that the machine does not know yet: it ends in an error of its own."""
-
-    opcode: int
-    signaled: bool
-    size = 0
+_WRITES = (WqeOpcode.WRITE, WqeOpcode.WRITE_IMM)
+_SENDS = (WqeOpcode.SEND, WqeOpcode.SEND_IMM)
+_IMMEDIATES = (WqeOpcode.WRITE_IMM, WqeOpcode.SEND_IMM)
+#: `opmod` to bytes of a masked atomic.
+_WIDE = {mlx5.OPMOD_MASKED_4: 4, mlx5.OPMOD_MASKED_8: 8}
+_ADD, _SWAP = WqeOpcode.MASKED_FETCH_ADD, WqeOpcode.MASKED_COMPARE_SWAP
+#: Atomics by their names: opcode, and the operands that parameters do not give ("ones", or the
+#: complement of the value); what is not here is 0.
+_ATOMICS = (
+    ("atomic_fetch_add*", WqeOpcode.FETCH_ADD, {}),
+    ("amo_fetch_add*", WqeOpcode.FETCH_ADD, {}),
+    ("atomic_cmp_swap*", WqeOpcode.COMPARE_SWAP, {}),
+    ("amo_cmp_swap_8B", WqeOpcode.COMPARE_SWAP, {}),
+    ("amo_cmp_swap_4B", _SWAP, {"swap_mask": "ones", "compare_mask": "ones"}),
+    ("amo_inc*", _ADD, {"add": 1}),
+    ("amo_xor*", _ADD, {"boundary": "ones"}),
+    ("amo_*add*", _ADD, {}),
+    ("masked_fa*", _ADD, {}),
+    ("amo_and*", _SWAP, {"swap_mask": "complement"}),
+    ("amo_set*", _SWAP, {"swap_mask": "ones"}),
+    ("amo_swap*", _SWAP, {"swap_mask": "ones"}),
+    ("masked_cs_*_set", _SWAP, {"swap_mask": "ones"}),
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +48,7 @@ class Wqe:
     """One WQE in a send queue: its work, the bytes that its software wrote, and which of them."""
 
     index: int
-    work: Write | Nop | Other
+    work: Work
     raw: bytes
     defined: str
 
@@ -128,22 +105,42 @@ def _lanes(item, params):
 def _decode(raw):
     """The work of one WQE, by its bytes alone."""
     ctrl = _CTRL.unpack(raw[:16])
-    signaled = bool(ctrl["fm_ce_se"] & mlx5.CE_ALWAYS)
-    if ctrl["opcode"] == _NOP:
+    flags, known = ctrl["fm_ce_se"], {opcode.value: opcode for opcode in WqeOpcode}
+    opcode, signaled = known.get(ctrl["opcode"]), bool(flags & mlx5.CE_ALWAYS)
+    if opcode is WqeOpcode.NOP:
         return Nop(signaled, ctrl["ds"])
-    if ctrl["opcode"] != _WRITE:
-        return Other(ctrl["opcode"], signaled)
+    told = {"signaled": signaled, "solicited": bool(flags & mlx5.SOLICITED)}
+    told["imm"] = ctrl["imm"] if opcode in _IMMEDIATES else None
+    if opcode in _SENDS:
+        return Send(**_local(raw, 1, ctrl["ds"]), **told)
+    if opcode is WqeOpcode.DUMP:
+        runs = _local(raw, 1, ctrl["ds"])["runs"]
+        return Dump(signaled, runs=runs, fence=bool(flags >> 5))
     address = _RADDR.unpack(raw[16:32])
-    head = {"raddr": address["raddr"], "rkey": address["rkey"], "signaled": signaled}
-    head["solicited"] = bool(ctrl["fm_ce_se"] & 0x02)
-    first = int.from_bytes(raw[32:36], "big")
-    if ctrl["ds"] > 2 and first & mlx5.INLINE_FLAG:
-        return Write(payload=raw[36 : 36 + (first & ~mlx5.INLINE_FLAG)], **head)
-    runs = []
-    for octoword in range(2, ctrl["ds"]):
-        data = _DATA.unpack(raw[16 * octoword : 16 * octoword + 16])
-        runs.append((data["address"], data["byte_count"], data["lkey"]))
-    return Write(runs=tuple(runs), **head)
+    remote = {"raddr": address["raddr"], "rkey": address["rkey"]}
+    if opcode in _WRITES:
+        return Write(**_local(raw, 2, ctrl["ds"]), **remote, **told)
+    if opcode is WqeOpcode.READ:
+        return Read(signaled, landings=_local(raw, 2, ctrl["ds"])["runs"], **remote)
+    wide = _WIDE.get(ctrl["opmod"]) if opcode in (_ADD, _SWAP) else 8
+    if (opcode, wide) not in OPERANDS:
+        return Other(signaled, ctrl["opcode"])
+    operands = Codec(OPERANDS[opcode, wide])
+    values = operands.unpack(raw[32 : 32 + operands.size])
+    landings = _local(raw, 2 + operands.size // 16, ctrl["ds"])["runs"]
+    told = {"opcode": opcode, "bytes_wide": wide, "operands": values, "landings": landings}
+    return Atomic(signaled, **remote, **told)
+
+
+def _local(raw, at, ds):
+    """What the data segments from octoword `at` on say: `runs`, or `payload`."""
+    first = int.from_bytes(raw[16 * at : 16 * at + 4], "big")
+    if ds > at and first & mlx5.INLINE_FLAG:
+        start = 16 * at + 4
+        return {"payload": raw[start : start + (first & ~mlx5.INLINE_FLAG)]}
+    segments = (_DATA.unpack(raw[16 * n : 16 * n + 16]) for n in range(at, ds))
+    runs = ((data["address"], data["byte_count"], data["lkey"]) for data in segments)
+    return {"runs": tuple(runs)}
 
 
 def _expected(item, params, decoded):
@@ -158,24 +155,80 @@ def _expected(item, params, decoded):
     signaled = bool(params.get("signaled", 1)) and "lanes" not in params
     if name.startswith("nop"):
         return Nop(signaled, decoded.ds if isinstance(decoded, Nop) else 1)
+    if name.startswith("dump"):
+        return Dump(signaled, runs=_runs(item, params, values), fence="fm" in params)
+    told = {"signaled": signaled, "solicited": bool(params.get("solicited"))}
+    told["imm"] = _immediate(item, params) if "_imm" in name else None
+    if name.startswith("send"):
+        return Send(**_content(item, params, values, decoded), **told)
     missing = {"raddr", "rkey"} - values.keys()
     if missing:
         raise VectorError(f"{item.where}: no parameter {sorted(missing)[0]!r}")
-    head = {"raddr": values["raddr"], "rkey": values["rkey"], "signaled": signaled}
-    head["solicited"] = bool(params.get("solicited"))
+    remote = {"raddr": values["raddr"], "rkey": values["rkey"]}
+    if "read" in name or name.startswith("get"):
+        return Read(signaled, landings=_runs(item, params, values), **remote)
+    for pattern, opcode, others in _ATOMICS:
+        if fnmatchcase(name, pattern):
+            return _atomic(item, params, decoded, opcode, others, values, signaled, remote)
     if "lanes" in params:
-        return Write(payload=_lanes(item, params), **head)
+        return Write(payload=_lanes(item, params), **remote, **told)
+    return Write(**_content(item, params, values, decoded), **remote, **told)
+
+
+def _immediate(item, params):
+    """Immediate data: of host verbs a number, of device code the word as it goes out."""
+    text = params.get("imm_host", params.get("imm_be_word", ""))
+    return item.number(text.split()[0] if isinstance(text, str) and text else text, "imm")
+
+
+def _atomic(item, params, decoded, opcode, others, values, signaled, remote):
+    """An atomic by its name and parameters; bytes behind an addition's operands are its own."""
+    width = re.search(r"_(\d+)B", item.data.get("name", ""))
+    size = int(width[1]) if width else 8
+    if (opcode, size) not in OPERANDS:
+        raise VectorError(f"{item.where}: no {opcode.name} of {size} bytes")
+    given = {
+        key: item.number(params[key], key)
+        for key in ("add", "swap", "value", "compare")
+        if key in params
+    }
+    ones = (1 << 8 * size) - 1
+    value = next((given[key] for key in ("add", "swap", "value") if key in given), 0)
+    operands = dict.fromkeys(Codec(OPERANDS[opcode, size]).fields, 0)
+    texts = {"ones": ones, "complement": ~value & ones}
+    main = next(key for key in ("swap_add", "add", "swap") if key in operands)
+    operands[main] = value
+    operands |= {key: texts.get(text, text) for key, text in others.items()}
+    if "field_boundary" in params:
+        operands["boundary"] = item.number(params["field_boundary"], "field_boundary")
+    if opcode is not WqeOpcode.FETCH_ADD:
+        operands |= {"compare": given["compare"]} if "compare" in given else {}
+    elif isinstance(decoded, Atomic):
+        operands["compare"] = decoded.operands.get("compare", 0)
+    landings = ((values.get("laddr", 0), size, values.get("lkey", 0)),)
+    told = {"opcode": opcode, "bytes_wide": size, "operands": operands, "landings": landings}
+    return Atomic(signaled, **remote, **told)
+
+
+def _content(item, params, values, decoded):
+    """The bytes that go out: `runs`, or `payload`."""
     size = item.number(params.get("len", 0), "len")
+    name = item.data.get("name", "")
     if "inline" in name or params.get("inline") or any(key.startswith("data") for key in params):
         payload = _payload(item, params, size)
         if payload is None:
             payload = getattr(decoded, "payload", None) or b""
         if len(payload) != size:
             raise VectorError(f"{item.where}: len = {size}: the data has {len(payload)} bytes")
-        return Write(payload=payload, **head)
+        return {"payload": payload}
+    return {"runs": _runs(item, params, values)}
+
+
+def _runs(item, params, values):
+    size = item.number(params.get("len", 0), "len")
     names = {"LA": values.get("laddr", 0), "LK": values.get("lkey", 0)}
     entries = params.get("sge") or ([["LA", size]] if params.get("num_sge", 1) else [])
-    runs = tuple(
+    return tuple(
         (
             _number(item, entry[0], names),
             item.number(entry[1], "sge"),
@@ -183,7 +236,6 @@ def _expected(item, params, decoded):
         )
         for entry in entries
     )
-    return Write(runs=runs, **head)
 
 
 def _blocks(item, raw, key):

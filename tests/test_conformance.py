@@ -99,8 +99,10 @@ def idle(jobs, folder):
             landed=[],
             written=[],
             retired=[],
-            targets=[b""] * len(job.writes),
+            targets=[b"" for _ in job.targets],
+            landings=[b"" for _ in job.landings],
             cqes=bytes(64 * len(job.signaled)),
+            receive_cqes=bytes(64 * len(job.receives)),
             image=lambda memory, offset, length: bytes(length),
         )
         for job in jobs
