@@ -108,7 +108,7 @@ def answers_of(job):
         if isinstance(work, Atomic):
             found = int.from_bytes(job.before[number], "little")
             fields |= {"opcode": RoceOpcode.ATOMIC_ACK.value, "atomicacketh_original": found}
-        packets.append(_answer(job, psn, fields))
+        packets.append(_answer(job, (psn + count - 1) & _SEQUENCE, fields))
     return packets
 
 
