@@ -32,6 +32,8 @@ class LocalReads(wiring.Component):
         Whose list is looked at.
     there : Out(1)
         The oldest local read in it has its bytes (combinational).
+    asked_qp : In(12), settled : Out(1)
+        Whether all local reads of a QP that were begun have their bytes (combinational).
     drop, clear : In(1)
         The oldest leaves the list; all leave. Not in the cycle of a TX context, nor both at once.
 
@@ -50,6 +52,8 @@ class LocalReads(wiring.Component):
                 "came": In(pulse),
                 "qp": In(12),
                 "there": Out(1),
+                "asked_qp": In(12),
+                "settled": Out(1),
                 "drop": In(1),
                 "clear": In(1),
             }
@@ -69,6 +73,7 @@ class LocalReads(wiring.Component):
             qp.eq(Mux(configuring, self.config.payload.index, self.qp)),
             ahead.eq(came.read(self.qp) - left.read(self.qp)),
             self.there.eq((ahead != 0) & ~ahead[-1]),
+            self.settled.eq(begun.read(self.asked_qp) == came.read(self.asked_qp)),
         ]
         left.write(
             qp,

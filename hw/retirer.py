@@ -233,7 +233,8 @@ class Retirer(wiring.Component):
         ]
         with m.If(self._visited_failed & ~((self._oldest.status == Status.SUCCESS) & acknowledged)):
             m.d.comb += [
-                self._takes_error.eq(error != Status.SUCCESS),
+                # What the peer refuses, or does not answer, was sent.
+                self._takes_error.eq((error != Status.SUCCESS) & self._oldest.sends),
                 self._status.eq(Mux(self._takes_error, error, Status.FLUSHED)),
             ]
         # A QP that resumes starts with an empty list.
@@ -256,15 +257,19 @@ class Retirer(wiring.Component):
         ack_qp = Signal(12)
         idle = Signal()
         self._accepted, self._expires = Signal(), Signal()
-        enters, abandons = Signal(), Signal()
+        enters, abandons, drained = Signal(), Signal(), Signal()
         m.d.comb += [
             ack_qp.eq(beat.bth.dest_qp[: self._structure.qp_bits]),
             idle.eq((~self._visiting | (~self._ready & ~self._resuming)) & ~self._configuring),
             visits.ready.eq(idle),
             expired.ready.eq(idle & ~visits.valid),
             self._expires.eq(expired.valid & expired.ready),
-            # Who may resume: a QP that is drained. One that was set up anew leaves the queue.
+            # Who may resume: a QP that is drained. One that was set up anew leaves the queue. A
+            # local read that waits for its bytes has no PSN, so it must not be the oldest WQE then:
+            # what is acknowledged behind it would be executed again.
             self.draining_qp.eq(waiting.payload),
+            self._local_reads.asked_qp.eq(waiting.payload),
+            drained.eq(self.drained & self._local_reads.settled),
             recovery.ask[0].eq(waiting.payload),
             abandons.eq(
                 idle & ~visits.valid & ~expired.valid & waiting.valid & ~recovery.recovering[0]
@@ -275,7 +280,7 @@ class Retirer(wiring.Component):
                 & ~expired.valid
                 & waiting.valid
                 & recovery.recovering[0]
-                & self.drained
+                & drained
             ),
             waiting.ready.eq(abandons | self._resumes),
             self.acks.ready.eq(idle & ~visits.valid & ~expired.valid & ~abandons & ~enters),
@@ -292,7 +297,7 @@ class Retirer(wiring.Component):
             self._psns.acknowledge.valid.eq(self._accepted),
             self._psns.acknowledge.psn.eq(checker.acknowledged),
         ]
-        self._waiting_is_due = waiting.valid & (self.drained | ~recovery.recovering[0])
+        self._waiting_is_due = waiting.valid & (drained | ~recovery.recovering[0])
         self._ack_qp = ack_qp
         self._trigger_qp = Signal(12)
         m.d.comb += self._trigger_qp.eq(Mux(self._expires, expired.payload.qp, ack_qp))

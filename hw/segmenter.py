@@ -156,7 +156,9 @@ class Segmenter(wiring.Component):
     packets : Out(stream of `Packet`)
     started : Out
         `valid` for one cycle with each operation (with its first packet), `payload: Started`.
-        `payload.qp` is that of the operation in work.
+    qp : Out(12)
+        The QP of the operation in work, about which others are asked. (Not from within `started`,
+        for what they answer is part of that.)
     finished : Out
         `valid` for one cycle with the last step of each operation, `payload: Retirement`.
     unfenced : Out(1)
@@ -190,6 +192,7 @@ class Segmenter(wiring.Component):
                 "ack_every_packet": In(1),
                 "packets": Out(stream.Signature(Packet)),
                 "started": Out(wiring.Signature({"valid": Out(1), "payload": Out(Started)})),
+                "qp": Out(12),
                 "finished": Out(wiring.Signature({"valid": Out(1), "payload": Out(Retirement)})),
                 "unfenced": Out(1),
                 "asked_qp": In(12),
@@ -218,6 +221,7 @@ class Segmenter(wiring.Component):
             m.d.sync += held.eq(self.ops.valid)
             with m.If(self.ops.valid):
                 m.d.sync += op.eq(self.ops.payload)
+        m.d.comb += self.qp.eq(op.qp)
         self._psn, mtu_log2 = psns.read(op.qp), self.tx.data.mtu_log2
         self._classify(m)
 

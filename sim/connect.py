@@ -15,6 +15,9 @@ _sq, _tx, _rx, _cq, _rq = (
     Codec(getattr(context, f"{name}Context")) for name in ("Sq", "Tx", "Rx", "Cq", "Rq")
 )
 
+#: Wait that RNR NAKs ask for: code 12, 0.64 ms, as NVSHMEM sets its QPs up (flow of IBGDA).
+_RNR_TIMER = 12
+
 
 def qpn(node, index):
     """QP number of a context: the low bits are its index."""
@@ -65,11 +68,23 @@ def configuration(scenario, path):
                         ack_timeout=queues.ack_timeout,
                         retry_count=queues.retry_count,
                         rnr_retry=queues.rnr_retry,
+                        max_reads=context.MAX_READS,
                         **common,
                         **peers,
                     ),
                 ),
-                (node, context.Table.RX, index, _rx.pack(expected_psn=psn, **common, **peers)),
+                (
+                    node,
+                    context.Table.RX,
+                    index,
+                    _rx.pack(
+                        expected_psn=psn,
+                        max_reads=context.MAX_READS,
+                        rnr_timer=_RNR_TIMER,
+                        **common,
+                        **peers,
+                    ),
+                ),
                 (
                     node,
                     context.Table.CQ,

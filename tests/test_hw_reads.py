@@ -239,3 +239,35 @@ def test_random_loss_and_duplicates_lose_nothing(seed):
     rig.finish(60000)
     rig.check()
     assert rig.reasons()
+
+
+@pytest.mark.parametrize("length", [64, 1024])
+@pytest.mark.parametrize("delay", [450, 550, 650])
+def test_a_local_read_that_is_read_again_moves_no_psn(length, delay):
+    """ACKs and a NAK that are slower than the ACK timeout, and come in the middle of the second
+    execution, while the DUMP waits for its bytes.
+    """
+    sent = []
+
+    def fate(way, qpn, psn, rng):
+        sent.extend([psn] if way == "request" else [])
+        return "drop" if way == "request" and psn == 2 and sent.count(2) == 1 else ""
+
+    rig = SlowPayload(peer={"faults": fate, "delay": (delay, delay + 1)})
+    dump = verb_wqe(DUMP, data_segment(0x6000_0000, length))
+    for wqe in (write(0, 8), dump, add(2), write(3, 8), write(4, 8)):
+        rig.post(0, wqe)
+    rig.ring(0)
+    rig.finish(8000)
+    executed = [packet[0]["wqe_index"] for packet in rig.peer.executed[rig.peer_qpn(0)]]
+    assert executed == [0, 2, 3, 4]
+    assert rig.retired(0) == [(index, 0) for index in range(5)]
+    assert len(rig.of("on_retransmitted_2")) >= 2
+
+
+class SlowPayload(ReadRig):
+    """Payload takes its time, so that a local read lacks its bytes for long."""
+
+    def _lines(self, name, cycle, request, raw):
+        self.read = 300 if name == "payload_lines" else 15
+        super()._lines(name, cycle, request, raw)
