@@ -136,10 +136,18 @@ def _waves_verb(verbs: Any) -> None:
     waves.set_defaults(action=_waves)
 
 
+def _integer(text: str) -> int | None:
+    """A number in plain digits, as many as anything here may have; None: it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None
+
+
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"--message = {text}: allowed the number of a message")
-    return int(text)
+    number = _integer(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(
+            f"--message = {text[:40]}: allowed the number of a message"
+        )
+    return number
 
 
 def _wave_options(parser: argparse.ArgumentParser) -> None:
@@ -159,9 +167,10 @@ def _wave_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 32:
-        raise argparse.ArgumentTypeError(f"--seed = {text}: allowed 0 to {(1 << 32) - 1}")
-    return int(text)
+    number = _integer(text)
+    if number is None or number >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"--seed = {text[:40]}: allowed 0 to {(1 << 32) - 1}")
+    return number
 
 
 def _ip_version(text: str) -> int:
@@ -171,9 +180,10 @@ def _ip_version(text: str) -> int:
 
 
 def _jobs(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 256:
-        raise argparse.ArgumentTypeError(f"-j = {text}: allowed 1 to 256")
-    return int(text)
+    number = _integer(text)
+    if number is None or not 1 <= number <= 256:
+        raise argparse.ArgumentTypeError(f"-j = {text[:40]}: allowed 1 to 256")
+    return number
 
 
 def _run(arguments: argparse.Namespace) -> int:

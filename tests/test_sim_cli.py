@@ -109,6 +109,21 @@ def test_bad_command_line_is_exit_2_with_one_line_first(place, capsys, arguments
     assert err.splitlines()[1].startswith("usage:")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["run", "two.toml", "--seed", "9" * 5000], "allowed 0 to 4294967295"),
+        (["run", "two.toml", "--seed", "\u0663"], "allowed 0 to 4294967295"),
+        (["waves", "x", "--message", "9" * 5000], "allowed the number of a message"),
+        (["regress", "-j", "9" * 5000], "allowed 1 to 256"),
+    ],
+)
+def test_number_that_is_none_or_too_long_is_told_in_a_short_line(place, capsys, arguments, allowed):
+    assert cli.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[0]
+    assert allowed in line and len(line) < 200
+
+
 def test_good_run_leaves_a_complete_directory(place, capsys):
     assert cli.main(["run", "two.toml"]) == 0
     out, err = capsys.readouterr()
