@@ -1,6 +1,7 @@
 """What a WQE asks for, verb by verb: what is read and written where, and the bytes that ask it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hw.formats.layout import Codec
 from hw.formats.mlx5 import WqeOpcode
@@ -8,6 +9,11 @@ from hw.formats.op import Verb
 from sim import wqe
 
 __all__ = ["Atomic", "Dump", "Nop", "Other", "Read", "Send", "Work", "Write"]
+
+
+def _none(value=None) -> Any:
+    """What a verb may have, where it has none."""
+    return value
 
 
 @dataclass(frozen=True)
@@ -18,14 +24,15 @@ class Work:
 
     verb = Verb.NOP
     #: Runs (address, length, lkey) that are read at the sender, or bytes in the WQE.
-    runs = ()
-    payload = None
+    runs = _none(())
+    payload = _none()
     #: Runs that a response goes to.
-    landings = ()
+    landings = _none(())
     #: Bytes at the peer that are written, as (address, size), if they are by address.
-    target = None
-    imm = None
-    solicited = fence = False
+    target = _none()
+    imm = _none()
+    solicited = _none(False)
+    fence = _none(False)
 
     @property
     def size(self):
@@ -80,7 +87,7 @@ class Send(Work):
     payload: bytes | None = None
     solicited: bool = False
     imm: int | None = None
-    takes = True
+    takes: Any = True  # type: ignore[assignment]
 
     @property
     def verb(self):

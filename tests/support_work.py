@@ -6,6 +6,7 @@ Where an item has no parameter for something, it is read from the item's own byt
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from support_asked import Atomic, Dump, Nop, Other, Read, Send, Work, Write
 from support_vectors import VectorError
@@ -109,7 +110,7 @@ def _decode(raw):
     opcode, signaled = known.get(ctrl["opcode"]), bool(flags & mlx5.CE_ALWAYS)
     if opcode is WqeOpcode.NOP:
         return Nop(signaled, ctrl["ds"])
-    told = {"signaled": signaled, "solicited": bool(flags & mlx5.SOLICITED)}
+    told: dict[str, Any] = {"signaled": signaled, "solicited": bool(flags & mlx5.SOLICITED)}
     told["imm"] = ctrl["imm"] if opcode in _IMMEDIATES else None
     if opcode in _SENDS:
         return Send(**_local(raw, 1, ctrl["ds"]), **told)
@@ -123,7 +124,7 @@ def _decode(raw):
     if opcode is WqeOpcode.READ:
         return Read(signaled, landings=_local(raw, 2, ctrl["ds"])["runs"], **remote)
     wide = _WIDE.get(ctrl["opmod"]) if opcode in (_ADD, _SWAP) else 8
-    if (opcode, wide) not in OPERANDS:
+    if opcode is None or wide is None or (opcode, wide) not in OPERANDS:
         return Other(signaled, ctrl["opcode"])
     operands = Codec(OPERANDS[opcode, wide])
     values = operands.unpack(raw[32 : 32 + operands.size])
@@ -157,7 +158,7 @@ def _expected(item, params, decoded):
         return Nop(signaled, decoded.ds if isinstance(decoded, Nop) else 1)
     if name.startswith("dump"):
         return Dump(signaled, runs=_runs(item, params, values), fence="fm" in params)
-    told = {"signaled": signaled, "solicited": bool(params.get("solicited"))}
+    told: dict[str, Any] = {"signaled": signaled, "solicited": bool(params.get("solicited"))}
     told["imm"] = _immediate(item, params) if "_imm" in name else None
     if name.startswith("send"):
         return Send(**_content(item, params, values, decoded), **told)

@@ -89,6 +89,10 @@ def table(head):
         re.M,
     )
     assert rows
+    for _, said, model, ratio, hit in rows:
+        quotient = float(model) / float(said)
+        assert abs(float(ratio) - quotient) < 0.01, (model, said, ratio)
+        assert (hit == "yes") == (0.75 <= quotient <= 1.25)
     return {int(ctas): (float(said), model, ratio, hit) for ctas, said, model, ratio, hit in rows}
 
 
