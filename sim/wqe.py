@@ -168,7 +168,8 @@ def atomic(*, opcode, size, operands, index, qpn, raddr, rkey, laddr, lkey, sign
         If there is no such atomic of that size.
     """
     if (opcode, size) not in OPERANDS:
-        raise ValueError(f"{opcode} of {size} bytes: allowed {sorted(map(str, OPERANDS))}")
+        allowed = ", ".join(f"{known.name} of {wide}" for known, wide in OPERANDS)
+        raise ValueError(f"{opcode.name} of {size} bytes: allowed {allowed}")
     segments = Codec(OPERANDS[opcode, size]).pack(**operands) + _segments([(laddr, size, lkey)])
     masked = OPERANDS[opcode, size] is not mlx5.Atomic
     opmod = {4: mlx5.OPMOD_MASKED_4, 8: mlx5.OPMOD_MASKED_8}[size] if masked else 0

@@ -75,3 +75,9 @@ def test_receive_wqe_ends_its_list_where_it_is_not_full():
 def test_an_address_beyond_64_bits_is_refused():
     with pytest.raises(ValueError, match="raddr"):
         wqe.write_inline(index=0, qpn=1, raddr=1 << 64, rkey=0, payload=b"x", signaled=True)
+
+
+def test_an_atomic_that_does_not_exist_is_refused():
+    place = {"index": 0, "qpn": 1, "raddr": 0, "rkey": 0, "laddr": 0, "lkey": 0, "signaled": True}
+    with pytest.raises(ValueError, match="FETCH_ADD of 4 bytes: allowed"):
+        wqe.atomic(opcode=mlx5.WqeOpcode.FETCH_ADD, size=4, operands={}, **place)
