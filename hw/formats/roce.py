@@ -207,16 +207,15 @@ EXTENSIONS = {
     RoceOpcode.SEND_ONLY_INV: (Ieth,),
     RoceOpcode.UD_SEND_ONLY: (Deth,),
 }
-#: What a responder sends; every other opcode of the reliable connection is a request.
-RESPONSES = frozenset(
-    {
-        RoceOpcode.READ_RESPONSE_FIRST,
-        RoceOpcode.READ_RESPONSE_MIDDLE,
-        RoceOpcode.READ_RESPONSE_LAST,
-        RoceOpcode.READ_RESPONSE_ONLY,
-        RoceOpcode.ACK,
-        RoceOpcode.ATOMIC_ACK,
-    }
+#: What a responder sends; every other opcode of the reliable connection is a request. (In an order:
+#: what is elaborated from a set differs from process to process.)
+RESPONSES = (
+    RoceOpcode.READ_RESPONSE_FIRST,
+    RoceOpcode.READ_RESPONSE_MIDDLE,
+    RoceOpcode.READ_RESPONSE_LAST,
+    RoceOpcode.READ_RESPONSE_ONLY,
+    RoceOpcode.ACK,
+    RoceOpcode.ATOMIC_ACK,
 )
 
 #: The extended header of a packet: `Reth` (of an atomic, too: its `length` is 4 or 8 and its
