@@ -96,7 +96,7 @@ class AckChecker(wiring.Component):
                         for nak, status in _ERRORS.items():
                             with m.If(code == nak):
                                 m.d.comb += [self.is_error.eq(1), self.status.eq(status)]
-            with m.Case(*(RESPONSES - {RoceOpcode.ACK})):
+            with m.Case(*(opcode for opcode in RESPONSES if opcode != RoceOpcode.ACK)):
                 m.d.comb += [self.is_error.eq(1), self.status.eq(Status.BAD_RESPONSE)]
 
         ahead, outstanding = Signal(24), Signal(24)

@@ -42,7 +42,7 @@ def is_one_of(value, members):
 
 def is_response(opcode):
     """Whether an opcode is one that responders send (1 bit)."""
-    return is_one_of(opcode, sorted(RESPONSES, key=lambda member: member.value))
+    return is_one_of(opcode, RESPONSES)
 
 
 def request_opcode(m, verb, begins, ends):

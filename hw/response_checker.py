@@ -83,7 +83,7 @@ class ResponseChecker(wiring.Component):
             gap.eq(Mux(awaited.reported, ResponseVerdict.DROP, ResponseVerdict.GAP)),
         ]
         with m.Switch(bth.opcode):
-            with m.Case(*(RESPONSES - {RoceOpcode.ACK})):
+            with m.Case(*(opcode for opcode in RESPONSES if opcode != RoceOpcode.ACK)):
                 self._response(m, known, gap)
             with m.Case(RoceOpcode.ACK):
                 m.d.comb += self.verdict.eq(ResponseVerdict.PASS)
