@@ -216,7 +216,7 @@ async def main(dut):
     bench.messages().save(".")
     reference.check(bench.plan, scenario.seed, bench.machine.memory, events).save(".")
     if job.pcap:
-        sent = captures.packets(bench.machine.tapped(), scenario.structure.ports)
+        sent = captures.packets(bench.machine.tapped(), loopback=scenario.nodes.count == 1)
         captures.write(Path(), sent, job.pcap)
     if job.record:
         bench.machine.save_recording(Path(RECORDING_FILE))

@@ -25,7 +25,7 @@ __all__ = ["Captured", "address_of", "packets", "write"]
 
 _beat = Codec(roce.WireBeat)
 _bth, _reth, _aeth = Codec(roce.Bth), Codec(roce.Reth), Codec(roce.Aeth)
-#: Octowords of operands that are part of the AtomicETH; masks behind them are payload.
+#: Bytes of operands that are part of the AtomicETH; masks behind them are payload.
 _OPERANDS = 16
 _ATOMICS = frozenset(
     opcode.value for opcode, headers in EXTENSIONS.items() if headers == (roce.AtomicEth,)
@@ -53,15 +53,13 @@ def address_of(node: int, port: int, version: int) -> Address:
     return Address(mac, IPv6Address((0xFD00 << 112) | port << 16 | node + 1))
 
 
-def packets(tapped: np.ndarray, ports: int) -> Iterator[Captured]:
+def packets(tapped: np.ndarray, *, loopback: bool = False) -> Iterator[Captured]:
     """Whole packets of what `Machine.tapped` returns, in the order of their last beats.
 
-    With two ports a packet comes in at the port that the sender's is wired to: the other one of a
-    single node, else the same.
+    A packet comes in at the port that the sender's is wired to: of the same number, or (`loopback`,
+    a node wired to itself) the other one.
     """
     begun: dict[tuple[int, int], tuple[dict[str, int], list[bytes]]] = {}
-    nodes = {int(row[1]) for row in tapped} if len(tapped) else set()
-    alone = len(nodes) == 1 and ports == 2
     for row in tapped:
         cycle, node = int(row[0]), int(row[1])
         fields = _beat.unpack(row[2:].tobytes()[: _beat.size])
@@ -72,7 +70,7 @@ def packets(tapped: np.ndarray, ports: int) -> Iterator[Captured]:
         parts.append(fields["data"].to_bytes(64, "little")[: fields["count"]])
         if fields["last"]:
             del begun[source]
-            target = (head["dest"], source[1] ^ alone)
+            target = (head["dest"], source[1] ^ loopback)
             yield Captured(cycle, source, target, _packet(head, b"".join(parts)))
 
 

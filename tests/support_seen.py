@@ -94,7 +94,7 @@ def seen_of(log, rows, kept, image, begin, end):
 
 def _packets(rows):
     """Packets of the beats of one node."""
-    for captured in captures.packets(rows, 1):
+    for captured in captures.packets(rows):
         packet, fields = captured.packet, dict(captured.packet.bth)
         for header, values in packet.extended.items():
             fields |= {f"{header.lower()}_{key}": value for key, value in values.items()}
