@@ -15,9 +15,6 @@ _sq, _tx, _rx, _cq, _rq = (
     Codec(getattr(context, f"{name}Context")) for name in ("Sq", "Tx", "Rx", "Cq", "Rq")
 )
 
-#: Wait that RNR NAKs ask for: code 12, 0.64 ms, as NVSHMEM sets its QPs up (flow of IBGDA).
-_RNR_TIMER = 12
-
 
 def qpn(node, index):
     """QP number of a context: the low bits are its index."""
@@ -68,7 +65,7 @@ def configuration(scenario, path):
                         ack_timeout=queues.ack_timeout,
                         retry_count=queues.retry_count,
                         rnr_retry=queues.rnr_retry,
-                        max_reads=context.MAX_READS,
+                        max_reads=queues.max_reads,
                         **common,
                         **peers,
                     ),
@@ -79,8 +76,8 @@ def configuration(scenario, path):
                     index,
                     _rx.pack(
                         expected_psn=psn,
-                        max_reads=context.MAX_READS,
-                        rnr_timer=_RNR_TIMER,
+                        max_reads=queues.max_reads,
+                        rnr_timer=queues.rnr_timer,
                         **common,
                         **peers,
                     ),

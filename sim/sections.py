@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from hw.config import ACK_UNIT_NS, ConfigError
+from hw.formats.context import MAX_READS
 
 from .names import METRICS
 from .paths import BY_PATH, PATHS
@@ -237,6 +238,10 @@ class QueueConfig(Checked):
         "Timeouts and sequence NAKs without progress in between that a QP bears.", 0, 7, 7
     )
     rnr_retry: int = number("The same for RNR NAKs; 7: any number.", 0, 7, 7)
+    rnr_timer: int = number("Code of the wait that an RNR NAK asks for.", 0, 31, 12)
+    max_reads: int = number(
+        "READs and atomics that a QP may have outstanding, at both ends.", 1, MAX_READS, MAX_READS
+    )
 
     def ack_timeout_ns(self, timer_scale: float) -> float:
         """How long a QP waits for an ACK; 0: for ever."""
