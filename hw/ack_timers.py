@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from .formats.context import Table, TxContext
 from .lib.delay import NEVER, NOW_BITS, earliest
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 from .timing import NicTiming
 from .units import TIMER_FRACTION
@@ -97,9 +97,9 @@ class AckTimers(wiring.Component):
         exponents = QpTable(m, "exponents", 5, self._structure)
 
         # A new context stops its timer.
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         configured, configuring = self.config.payload.index, Signal()
-        m.d.comb += configuring.eq(self.config.valid & (self.config.payload.table == Table.TX))
+        m.d.comb += configuring.eq(configures(self.config, Table.TX))
         exponents.write(configured, context.ack_timeout, configuring)
         timers.write(configured, Const(0, _Timer.as_shape().size), configuring)
 

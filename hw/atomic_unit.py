@@ -9,7 +9,7 @@ from .formats.context import Table
 from .formats.dma import ReadLine, ReadRequest
 from .formats.tlp import MarkKind
 from .lib.align import Line
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures
 from .replay_store import ReplayStore
 
 __all__ = ["AtomicResult", "AtomicUnit"]
@@ -94,7 +94,7 @@ class AtomicUnit(wiring.Component):
             self.results.payload.eq(result),
         ]
 
-        configuring = self.config.valid & (self.config.payload.table == Table.RX)
+        configuring = configures(self.config, Table.RX)
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += [self.operations.ready.eq(1), self.quiet.eq(1)]

@@ -5,7 +5,7 @@ from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import Table, TxContext
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 from .segmenter import Started
 
@@ -110,12 +110,12 @@ class AwaitedReads(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         self._context = context
         self._configuring, self._clears = Signal(), Signal()
         self._cleared = Signal(12)
         m.d.comb += [
-            self._configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            self._configuring.eq(configures(self.config, Table.TX)),
             self._clears.eq(self._configuring | self.restart.valid),
             self._cleared.eq(Mux(self._configuring, self.config.payload.index, self.restart.qp)),
         ]

@@ -15,7 +15,7 @@ from .lib.align import Line
 from .lib.delay import NOW_BITS, DelayLine
 from .lib.stream import connect
 from .lib.trace import Probe
-from .qp_context import ConfigPort, ContextPort
+from .qp_context import ConfigPort, ContextPort, context_in
 from .timing import NicTiming
 
 __all__ = ["DELAY_DEPTH", "CqEngine"]
@@ -164,7 +164,7 @@ class CqEngine(wiring.Component):
         start, advance = indices.write_port(), indices.write_port()
         index = indices.read_port(domain="comb")
         table, queue = self.config.payload.table, self.config.payload.index
-        configured = CqContext(self.config.payload.data[: CqContext.as_shape().size])
+        configured = context_in(self.config, CqContext)
         m.d.comb += [
             start.addr.eq(Cat(queue[:bits], table == Table.RECEIVE_CQ)),
             start.data.eq(configured.start_index),

@@ -17,7 +17,7 @@ from .landing_runs import LandingRuns
 from .lib.align import Line, Realigner
 from .lib.stream import Queue, connect, skid
 from .lib.trace import Probe
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 from .response_checker import ResponseChecker, ResponseVerdict
 from .segmenter import ReadsPort
@@ -149,10 +149,10 @@ class ResponseLanding(wiring.Component):
 
     def _forget(self, m):
         """A QP is set up or restarts."""
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         configuring, restart, runs = Signal(), self.reads.restart, self._runs
         m.d.comb += [
-            configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            configuring.eq(configures(self.config, Table.TX)),
             runs.forget.valid.eq(configuring | restart.valid),
             runs.forget.qp.eq(Mux(configuring, self.config.payload.index, restart.qp)),
             self._awaited.config.valid.eq(self.config.valid),

@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import Table
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures
 from .qp_table import QpTable
 
 __all__ = ["LocalReads"]
@@ -69,7 +69,7 @@ class LocalReads(wiring.Component):
 
         configuring, qp, ahead = Signal(), Signal(12), Signal(_COUNT_BITS)
         m.d.comb += [
-            configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            configuring.eq(configures(self.config, Table.TX)),
             qp.eq(Mux(configuring, self.config.payload.index, self.qp)),
             ahead.eq(came.read(self.qp) - left.read(self.qp)),
             self.there.eq((ahead != 0) & ~ahead[-1]),

@@ -5,7 +5,7 @@ from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import Table
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures
 from .qp_table import QpTable
 from .segmenter import Outstanding, Started
 
@@ -66,7 +66,7 @@ class OutstandingList(wiring.Component):
         heads = QpTable(m, "heads", bits + 1, self._structure)
         tails = QpTable(m, "tails", bits + 1, self._structure)
         configuring, configured = Signal(), self.config.payload.index
-        m.d.comb += configuring.eq(self.config.valid & (self.config.payload.table == Table.TX))
+        m.d.comb += configuring.eq(configures(self.config, Table.TX))
 
         new, write = self.started.payload, entries.write_port()
         new_tail = tails.read(new.qp)

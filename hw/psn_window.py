@@ -1,11 +1,11 @@
 """Which packets of each queue pair are acknowledged, were sent, and are outstanding."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import Table, TxContext
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 from .segmenter import Started
 
@@ -74,8 +74,8 @@ class PsnWindow(wiring.Component):
             QpTable(m, name, 24, self._structure) for name in ("bases", "ends", "sents")
         )
         configuring, configured = Signal(), self.config.payload.index
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
-        m.d.comb += configuring.eq(self.config.valid & (self.config.payload.table == Table.TX))
+        context = context_in(self.config, TxContext)
+        m.d.comb += configuring.eq(configures(self.config, Table.TX))
 
         def write(table, qp, value, when):
             table.write(

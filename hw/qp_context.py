@@ -1,7 +1,7 @@
 """Contexts of the queues: tables that the configuration bus writes and the blocks read."""
 
 from amaranth.hdl import Module
-from amaranth.lib import memory, wiring
+from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import (
@@ -14,7 +14,7 @@ from .formats.context import (
     TxContext,
 )
 
-__all__ = ["ConfigPort", "ContextPort", "QpContext"]
+__all__ = ["ConfigPort", "ContextPort", "QpContext", "configures", "context_in"]
 
 
 class ConfigPort(wiring.Signature):
@@ -22,6 +22,16 @@ class ConfigPort(wiring.Signature):
 
     def __init__(self):
         super().__init__({"valid": Out(1), "payload": Out(ConfigWrite)})
+
+
+def configures(config, table):
+    """Whether the bus writes to a table in this cycle."""
+    return config.valid & (config.payload.table == table)
+
+
+def context_in(config, shape):
+    """What the bus writes, as a context of that shape."""
+    return data.View(shape, config.payload.data[: data.Layout.cast(shape).size])
 
 
 class ContextPort(wiring.Signature):
@@ -93,7 +103,7 @@ class QpContext(wiring.Component):
             m.d.comb += [
                 write.addr.eq(self.config.payload.index),
                 write.data.eq(self.config.payload.data),
-                write.en.eq(self.config.valid & (self.config.payload.table == table)),
+                write.en.eq(configures(self.config, table)),
             ]
             for port in ports:
                 read = store.read_port()

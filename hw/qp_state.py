@@ -1,14 +1,14 @@
 """In which state each queue pair is: the one place that knows."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import QpState, Table, TxContext
 from .formats.events import EventKind, QpStateChanged
 from .formats.op import Status
 from .lib.trace import Probe
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 
 __all__ = ["QpStates"]
@@ -60,11 +60,11 @@ class QpStates(wiring.Component):
         for qp, failed in zip(self.ask, self.failed, strict=True):
             m.d.comb += failed.eq(states.read(qp) == QpState.ERR)
 
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         configuring, changes, qp = Signal(), Signal(), Signal(12)
         old, new = Signal(QpState), Signal(QpState)
         m.d.comb += [
-            configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            configuring.eq(configures(self.config, Table.TX)),
             changes.eq(configuring | self.fails.valid),
             qp.eq(Mux(configuring, self.config.payload.index, self.fails.qp)),
             new.eq(Mux(configuring, Mux(context.valid, QpState.RTS, QpState.RESET), QpState.ERR)),

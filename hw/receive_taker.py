@@ -12,7 +12,7 @@ from .formats.layout import reverse_bytes
 from .formats.op import Taken
 from .formats.tlp import MarkKind
 from .lib.trace import Probe
-from .qp_context import ConfigPort, ContextPort
+from .qp_context import ConfigPort, ContextPort, configures, context_in
 from .qp_table import QpTable
 
 __all__ = ["ReceiveTaker"]
@@ -200,8 +200,8 @@ class ReceiveTaker(wiring.Component):
 
         # What is posted, and what comes next.
         loads = Signal()
-        given = data.View(RqContext, self.config.payload.data[: data.Layout.cast(RqContext).size])
-        m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.RQ))
+        given = context_in(self.config, RqContext)
+        m.d.comb += loads.eq(configures(self.config, Table.RQ))
         for table in (following, announced):
             table.write(self.config.payload.index, given.start_index, loads)
         announced.write(qp, word, learns)

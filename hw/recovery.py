@@ -8,7 +8,7 @@ from .formats.context import Table, TxContext
 from .formats.events import RetryReason
 from .formats.op import Resume, Retirement
 from .lib.stream import Queue, connect
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 
 __all__ = ["Recovery", "RecoveryPort", "Trigger"]
@@ -138,11 +138,11 @@ class Recovery(wiring.Component):
         for qp, recovering in zip(self.ask, self.recovering, strict=True):
             m.d.comb += recovering.eq(states.read(qp).recovering)
 
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         configuring, configured = Signal(), self.config.payload.index
         fresh = Signal(_Limits)
         m.d.comb += [
-            configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            configuring.eq(configures(self.config, Table.TX)),
             fresh.retries.eq(context.retry_count),
             fresh.rnr.eq(context.rnr_retry),
         ]

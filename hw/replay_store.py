@@ -5,7 +5,7 @@ from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import MAX_READS, Table
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures
 from .qp_table import QpTable
 
 __all__ = ["ReplayStore"]
@@ -81,7 +81,7 @@ class ReplayStore(wiring.Component):
             after.next.eq(Mux(mine.next + 1 == self.kept, 0, mine.next + 1)),
         ]
         configuring = Signal()
-        m.d.comb += configuring.eq(self.config.valid & (self.config.payload.table == Table.RX))
+        m.d.comb += configuring.eq(configures(self.config, Table.RX))
         rings.write(
             Mux(configuring, self.config.payload.index, self.qp),
             Mux(configuring, 0, after.as_value()),

@@ -18,7 +18,7 @@ from .lib.stream import connect
 from .lib.trace import Probe
 from .packet_checker import PacketChecker, RequestKind, RxState, Verdict
 from .placer import Placer
-from .qp_context import ConfigPort, ContextPort
+from .qp_context import ConfigPort, ContextPort, configures, context_in
 from .qp_table import QpTable
 from .read_server import ReadServer
 from .timing import NicTiming
@@ -204,7 +204,7 @@ class Responder(wiring.Component):
                 (self._executes | self._again)
                 & ((checker.kind == RequestKind.READ) | (checker.kind == RequestKind.ATOMIC))
             ),
-            self._configuring.eq(self.config.valid & (self.config.payload.table == Table.RX)),
+            self._configuring.eq(configures(self.config, Table.RX)),
         ]
 
         # READs and atomics that are still to be answered: those asked for, less those answered.
@@ -340,7 +340,7 @@ class Responder(wiring.Component):
         """State of the connection."""
         checker, beat, state, write = self._checker, self._beat, self._state, self._write
         reth = data.View(Reth, beat.ext)
-        context = data.View(RxContext, self.config.payload.data[: data.Layout.cast(RxContext).size])
+        context = context_in(self.config, RxContext)
         self._address, self._length, self._msn = Signal(ADDRESS_BITS), Signal(32), Signal(24)
         starts, sends, left = checker.starts, Signal(), Signal(32)
         m.d.comb += [
@@ -390,7 +390,7 @@ class Responder(wiring.Component):
         """What a packet leaves in memory, and the receive WQE that it completes."""
         checker, beat, placer = self._checker, self._beat, self._placer
         placement, write, piece = placer.i.payload, placer.i.payload.write, placer.pieces.payload
-        written, operation = self._atomic_unit.written, self._atomic_unit.operations.payload
+        atomic, operation = self._atomic_unit.written, self._atomic_unit.operations.payload
         sends, completes, refused = Signal(), Signal(), Signal()
         m.d.comb += [
             sends.eq(checker.kind == RequestKind.SEND),
@@ -436,13 +436,13 @@ class Responder(wiring.Component):
             ]
 
         # An atomic's bytes; its packet is still held.
-        connect(m, written, placer.single)
-        with m.If(written.valid):
+        connect(m, atomic, placer.single)
+        with m.If(atomic.valid):
             m.d.comb += [
                 placer.i.valid.eq(1),
                 placement.completes.eq(0),
                 write.address.eq(operation.address),
-                write.length.eq(written.payload.count),
+                write.length.eq(atomic.payload.count),
             ]
 
     def _answer(self, m):

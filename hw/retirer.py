@@ -23,7 +23,7 @@ from .lib.trace import Probe
 from .local_reads import LocalReads
 from .outstanding import OutstandingList
 from .psn_window import PsnWindow
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_state import QpStates
 from .qp_table import QpTable
 from .recovery import Recovery, Trigger
@@ -145,11 +145,11 @@ class Retirer(wiring.Component):
         return m
 
     def _configure(self, m):
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         self._configuring, identity = Signal(), Signal(Identity)
         self._identities = QpTable(m, "identities", Identity, self._structure)
         m.d.comb += [
-            self._configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            self._configuring.eq(configures(self.config, Table.TX)),
             identity.valid.eq(context.valid),
             identity.qpn.eq(context.qpn),
         ]

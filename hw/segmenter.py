@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from .formats.context import Table, TxContext
 from .formats.op import Op, Retirement, Status, Verb
 from .opcodes import ATOMICS, IMMEDIATES, SENDS, is_one_of, request_opcode
-from .qp_context import ConfigPort, ContextPort
+from .qp_context import ConfigPort, ContextPort, configures, context_in
 from .qp_table import QpTable
 
 __all__ = ["Outstanding", "Packet", "ReadsPort", "Segmenter", "Silenced", "Started"]
@@ -276,10 +276,10 @@ class Segmenter(wiring.Component):
         m.d.comb += self.packets.payload.last_psn.eq(Mux(self._is_read, last_psn, self._psn))
 
         # Next PSNs, and who has stopped or was silenced.
-        context = data.View(TxContext, self.config.payload.data[: data.Layout.cast(TxContext).size])
+        context = context_in(self.config, TxContext)
         configuring, target = Signal(), Signal(12)
         m.d.comb += [
-            configuring.eq(self.config.valid & (self.config.payload.table == Table.TX)),
+            configuring.eq(configures(self.config, Table.TX)),
             setting.eq(configuring | self.restart.valid),
             target.eq(
                 Mux(configuring, self.config.payload.index, Mux(setting, self.restart.qp, op.qp))

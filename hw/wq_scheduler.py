@@ -1,7 +1,7 @@
 """Which blocks of which send queue are fetched next."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .formats.context import SqContext, Table
@@ -19,7 +19,7 @@ from .formats.tlp import MarkKind
 from .lib.delay import NEVER, NOW_BITS
 from .lib.stream import connect, skid
 from .lib.trace import Probe
-from .qp_context import ConfigPort, ContextPort
+from .qp_context import ConfigPort, ContextPort, configures, context_in
 from .qp_table import QpTable
 from .timing import NicTiming
 from .turn_queue import TurnNap, TurnQueue, WindowMeter
@@ -215,8 +215,8 @@ class WqScheduler(wiring.Component):
         self._depth_log2 = table("depth_log2", 4)
 
         loads, loaded = Signal(), self.config.payload.index
-        context = data.View(SqContext, self.config.payload.data[: data.Layout.cast(SqContext).size])
-        m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.SQ))
+        context = context_in(self.config, SqContext)
+        m.d.comb += loads.eq(configures(self.config, Table.SQ))
         for each, start in (
             (self._producer, context.start_index),
             (self._fetched, context.start_index),

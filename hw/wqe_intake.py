@@ -10,7 +10,7 @@ from .formats.dma import ReadLine
 from .formats.events import EventKind, Fetched
 from .formats.layout import lanes
 from .lib.trace import Probe
-from .qp_context import ConfigPort
+from .qp_context import ConfigPort, configures, context_in
 from .qp_table import QpTable
 
 __all__ = ["PushedBlock", "WqeBlock", "WqeIntake"]
@@ -155,8 +155,8 @@ class WqeIntake(wiring.Component):
             table.write(restart.qp, value, restart.valid)
 
         loads = Signal()
-        context = data.View(SqContext, self.config.payload.data[: data.Layout.cast(SqContext).size])
-        m.d.comb += loads.eq(self.config.valid & (self.config.payload.table == Table.SQ))
+        context = context_in(self.config, SqContext)
+        m.d.comb += loads.eq(configures(self.config, Table.SQ))
         for table, start in (
             (arrived, context.start_index),
             (whole, context.start_index),
